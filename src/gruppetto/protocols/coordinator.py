@@ -1,0 +1,320 @@
+"""The parameter server's mind: ``handle(event) -> list[Command]``.
+
+The law of this file: everything that decides who computes what, and when an update fires, lives
+here, in the ledger and in the table of collect.py; no clock, no input or output, no tensors. The
+same events in the same order give the same commands, anywhere.
+
+Theory of operation
+-------------------
+A learner is in one of these places::
+
+    expected --joined--> idle --Compute--> computing --push--> idle      (k-batch cells)
+                          ^                    |
+                          |                    +------push--> waiting    (distinct cells)
+                          +---------------- update fires --------+
+
+Losing a learner removes it from its place for good. After every event three questions are asked,
+in this order:
+
+1. Does an update fire?  It does when as many contributions are held as it waits for: min(K, what
+   can still arrive). That number shrinks with deaths and at the tail, so nobody waits for what
+   cannot come. Cells that cancel close all open leases with it.
+2. Who is idle and can be given work?  After an update those who contributed to it come first,
+   then the lowest learner number: a learner that is cancelled every time would otherwise take
+   the lowest mini-batches with it again and again, and an epoch would trail.
+3. Is the run over?  When every mini-batch is applied, given up or dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from gruppetto.errors import ImpossibleEvent
+from gruppetto.protocols.collect import Protocol
+from gruppetto.protocols.ledger import Lease, Ledger, OnLate
+from gruppetto.protocols.messages import (
+    NOT_FINITE,
+    ApplyUpdate,
+    Cancel,
+    Command,
+    Compute,
+    Contribution,
+    Discard,
+    Event,
+    Finish,
+    GradientFailed,
+    GradientPushed,
+    LearnerJoined,
+    LearnerLost,
+    ProgressMeasured,
+    StopRequested,
+)
+from gruppetto.staleness import Modulation, NoModulation, StalenessStatistics
+
+__all__ = ["DIVERGED", "EPOCHS", "GIVEN_UP", "Coordinator"]
+
+EPOCHS: Final = "epochs"
+DIVERGED: Final = "diverged"
+GIVEN_UP: Final = "given-up"
+
+#: So many different mini-batches not finite, with no finite one between, are divergence.
+_NOT_FINITE_LIMIT: Final = 3
+
+
+class Coordinator:
+    """Version, members, ledger, and one protocol.
+
+    Args:
+        protocol: who waits for whom.
+        expected_learners: numbers of the learners the run starts with. Each counts as live until
+            it has joined and died, or is reported lost.
+        num_mini_batches: of the whole run; None for a run without end.
+        modulation: computes the factors of the contributions.
+        on_late: see :class:`Ledger`.
+        max_attempts: see :class:`Ledger`.
+        max_given_up: the run fails when more mini-batches than this are given up.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        expected_learners: Iterable[int],
+        num_mini_batches: int | None,
+        *,
+        modulation: Modulation | None = None,
+        on_late: OnLate = "requeue",
+        max_attempts: int = 3,
+        max_given_up: int = 0,
+    ) -> None:
+        self.protocol = protocol
+        self.modulation = modulation if modulation is not None else NoModulation()
+        self.max_given_up = max_given_up
+        self.ledger = Ledger(num_mini_batches, on_late=on_late, max_attempts=max_attempts)
+        #: Server version: the number of updates.
+        self.version = 0
+        #: Staleness of everything applied.
+        self.staleness = StalenessStatistics()
+        #: Why the run ended; None while it goes on.
+        self.finished: str | None = None
+        self.num_samples_applied = 0
+        self.num_cancelled = 0
+        self.num_discarded = 0
+        self.num_rejected = 0
+        self.num_lost = 0
+
+        self._expected = set(expected_learners)
+        self._idle: set[int] = set()
+        #: learner -> its open lease.
+        self._computing: dict[int, int] = {}
+        #: Learners with a held contribution, in the distinct cells.
+        self._waiting: set[int] = set()
+        self._ever_joined: set[int] = set()
+        self._held: list[GradientPushed] = []
+        #: Mini-batches that were not finite since the last finite gradient.
+        self._not_finite: set[int] = set()
+        self._handlers: dict[type, Callable[[Any], list[Command]]] = {
+            GradientPushed: self._on_gradient_pushed,
+            GradientFailed: self._on_gradient_failed,
+            LearnerJoined: self._on_learner_joined,
+            LearnerLost: self._on_learner_lost,
+            ProgressMeasured: self._on_progress_measured,
+            StopRequested: self._on_stop_requested,
+        }
+
+    # -------------------------------------------------------------- looking
+
+    @property
+    def num_live(self) -> int:
+        """P: learners that are here or still expected."""
+        return len(self._expected) + len(self._idle) + len(self._computing) + len(self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Contributions waiting for their update."""
+        return len(self._held)
+
+    def num_to_wait(self) -> int:
+        """How many contributions the next update waits for: min(K, what can still arrive)."""
+        live = self.num_live
+        return int(min(self.protocol.num_to_wait(live), self._num_that_can_arrive(live)))
+
+    def expected_mean_staleness(self) -> float:
+        """Mean staleness in closed form for today's members; measured where unknown."""
+        known = self.protocol.expected_mean_staleness(self.num_live)
+        return self.staleness.mean if known is None else known
+
+    # ------------------------------------------------------------- handling
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event, change state, and say what is to be done, in order.
+
+        Raises:
+            ImpossibleEvent: the event cannot have happened; nothing has changed.
+        """
+        return self._handlers[type(event)](event)
+
+    def _on_gradient_pushed(self, event: GradientPushed) -> list[Command]:
+        lease = self.ledger.leased.get(event.lease)
+        if lease is None:
+            return self._outdated(event.lease)
+        if not lease.version <= event.version <= self.version:
+            raise ImpossibleEvent(
+                f"lease {event.lease} was given at version {lease.version} and the server is at "
+                f"{self.version}; expected a version between, got {event.version}"
+            )
+        if event.num_samples < 1 or not math.isfinite(event.loss):
+            raise ImpossibleEvent(
+                f"lease {event.lease}: expected a finite loss over at least 1 sample, "
+                f"got {event.loss} over {event.num_samples}"
+            )
+        self.ledger.push(event.lease)
+        self._held.append(event)
+        self._not_finite.clear()
+        del self._computing[lease.learner]
+        (self._waiting if self.protocol.cell.distinct else self._idle).add(lease.learner)
+        return self._proceed([])
+
+    def _on_gradient_failed(self, event: GradientFailed) -> list[Command]:
+        lease = self.ledger.leased.get(event.lease)
+        if lease is None:
+            return self._outdated(event.lease)
+        self.ledger.fail(event.lease)
+        self.num_rejected += 1
+        del self._computing[lease.learner]
+        self._idle.add(lease.learner)
+        if event.reason == NOT_FINITE:
+            self._not_finite.add(lease.mini_batch)
+            if len(self._not_finite) >= _NOT_FINITE_LIMIT:
+                return self._stop(DIVERGED)
+        return self._proceed([], avoid=lease.mini_batch)
+
+    def _on_learner_joined(self, event: LearnerJoined) -> list[Command]:
+        learner = event.learner
+        if learner in self._ever_joined or learner < 0:
+            raise ImpossibleEvent(
+                f"learner {learner} cannot join: expected a number never used before"
+            )
+        self._ever_joined.add(learner)
+        self._expected.discard(learner)
+        self._idle.add(learner)
+        return self._proceed([])
+
+    def _on_learner_lost(self, event: LearnerLost) -> list[Command]:
+        learner = event.learner
+        lease = self._computing.pop(learner, None)
+        for place in (self._expected, self._idle, self._waiting):
+            if learner in place:
+                place.remove(learner)
+                break
+        else:
+            if lease is None:
+                raise ImpossibleEvent(
+                    f"learner {learner} cannot be lost: expected one that has joined or is "
+                    "expected, and is not lost already"
+                )
+        # A learner lost before it joined does not come back under its number.
+        self._ever_joined.add(learner)
+        self.num_lost += 1
+        self.ledger.lose(learner, lease)
+        return self._proceed([])
+
+    def _on_progress_measured(self, event: ProgressMeasured) -> list[Command]:
+        return []
+
+    def _on_stop_requested(self, event: StopRequested) -> list[Command]:
+        return self._stop(event.reason) if self.finished is None else []
+
+    # ------------------------------------------------- the three questions
+
+    def _proceed(self, commands: list[Command], avoid: int | None = None) -> list[Command]:
+        if self.finished is not None:
+            return commands
+        if self.ledger.num_given_up > self.max_given_up:
+            return self._stop(GIVEN_UP)
+        contributors: set[int] = set()
+        if self._held and len(self._held) >= self.num_to_wait():
+            commands.append(self._apply(contributors))
+            if self.protocol.cell.cancels:
+                commands.extend(self._cancel_all())
+        if self._idle:
+            commands.extend(self._give_work(contributors, avoid))
+        if self.ledger.is_finished():
+            self.finished = EPOCHS
+            commands.append(Finish(EPOCHS))
+        return commands
+
+    def _num_that_can_arrive(self, live: int) -> float:
+        held, leased = len(self._held), len(self.ledger.leased)
+        to_do = self.ledger.num_to_do if live else 0
+        if self.protocol.cell.distinct:
+            # Waiting learners have brought theirs; the idle and the expected can bring one each.
+            to_do = min(to_do, len(self._idle) + len(self._expected))
+        return held + leased + to_do
+
+    def _apply(self, contributors: set[int]) -> ApplyUpdate:
+        mean = self.expected_mean_staleness()
+        contributions = []
+        for push in self._held:
+            staleness = self.version - push.version
+            self.staleness.add(staleness)
+            self.num_samples_applied += push.num_samples
+            contributions.append(
+                Contribution(
+                    push.lease,
+                    push.version,
+                    staleness,
+                    push.num_samples,
+                    self.modulation.factor(staleness, mean),
+                )
+            )
+        contributors.update(lease.learner for lease in self.ledger.apply())
+        self._held.clear()
+        self._idle |= self._waiting
+        self._waiting.clear()
+        self.version += 1
+        return ApplyUpdate(self.version, tuple(contributions))
+
+    def _cancel_all(self) -> list[Command]:
+        leases = list(self.ledger.leased)
+        for lease in leases:
+            self.ledger.cancel(lease)
+        self.num_cancelled += len(leases)
+        self._idle.update(self._computing)
+        self._computing.clear()
+        return [Cancel(lease) for lease in leases]
+
+    def _give_work(self, contributors: set[int], avoid: int | None) -> list[Command]:
+        commands: list[Command] = []
+        for learner in sorted(self._idle, key=lambda n: (n not in contributors, n)):
+            given = self.ledger.lease(learner, self.version, avoid)
+            if given is None:
+                break
+            lease, reserved = given
+            self._idle.remove(learner)
+            self._computing[learner] = lease.number
+            commands.append(_compute(lease, reserved))
+        return commands
+
+    # ------------------------------------------------------------- endings
+
+    def _outdated(self, lease: int) -> list[Command]:
+        if not self.ledger.was_given(lease):
+            raise ImpossibleEvent(f"lease {lease} was never given")
+        self.num_discarded += 1
+        return [Discard(lease, "the lease is closed")]
+
+    def _stop(self, reason: str) -> list[Command]:
+        leases = self.ledger.stop()
+        self.num_cancelled += len(leases)
+        self._held.clear()
+        self._idle.update(self._computing, self._waiting)
+        self._computing.clear()
+        self._waiting.clear()
+        self.finished = reason
+        return [*(Cancel(lease.number) for lease in leases), Finish(reason)]
+
+
+def _compute(lease: Lease, reserved: int | None) -> Compute:
+    return Compute(lease.number, lease.learner, lease.mini_batch, lease.version, reserved)

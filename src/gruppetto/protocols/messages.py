@@ -1,0 +1,173 @@
+"""Events (past tense, what happened) and commands (imperative, what to do now).
+
+Numbers only, never tensors: a log of events replays anywhere. Engines stamp time; protocols never
+see it. A *lease* (an integer never reused) names one piece of work: this mini-batch, by this
+learner, on this version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+__all__ = [
+    "COMMANDS",
+    "EVENTS",
+    "NOT_FINITE",
+    "ApplyUpdate",
+    "Cancel",
+    "Command",
+    "Compute",
+    "Contribution",
+    "Discard",
+    "Event",
+    "Finish",
+    "GradientFailed",
+    "GradientPushed",
+    "LearnerJoined",
+    "LearnerLost",
+    "ProgressMeasured",
+    "StopRequested",
+]
+
+#: Reason of a :class:`GradientFailed` whose loss or gradient was infinite or not a number.
+NOT_FINITE: Final = "not finite"
+
+
+# ------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerJoined:
+    """A learner is ready for its first mini-batch. A returning learner has a new number."""
+
+    learner: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLost:
+    """A learner's process is gone; what it held in hand will not arrive."""
+
+    learner: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPushed:
+    """A gradient has arrived.
+
+    ``version`` is the one the gradient was computed on: at least the leased one, and the truth.
+    ``loss`` is the mean over ``num_samples`` samples, and finite.
+    """
+
+    lease: int
+    version: int
+    loss: float
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFailed:
+    """Fetching, forward, loss or backward failed; the learner is alive and free."""
+
+    lease: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMeasured:
+    """The loss on a fixed training sample, measured by the engine for adaptive protocols."""
+
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """End the run now: a limit was reached, or somebody asked."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    LearnerJoined | LearnerLost | GradientPushed | GradientFailed | ProgressMeasured | StopRequested
+)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Have a learner compute the gradient of a mini-batch at a version (or a newer one).
+
+    ``next_mini_batch`` is reserved for the same learner, for prefetching; None near the end.
+    """
+
+    lease: int
+    learner: int
+    mini_batch: int
+    version: int
+    next_mini_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A lease is closed; its learner should stop as soon as it can. A push may still come."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """A push or failure that came too late: throw the gradient away."""
+
+    lease: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One gradient of an update.
+
+    ``staleness`` is the server's version just before applying, minus ``version``. ``factor`` is
+    s = rate / base rate from the modulation; None where it needs tensors, then the server fills it.
+    """
+
+    lease: int
+    version: int
+    staleness: int
+    num_samples: int
+    factor: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyUpdate:
+    """Sum these contributions in this order, take one optimizer step, publish as ``version``."""
+
+    version: int
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over; nothing follows."""
+
+    reason: str
+
+
+Command: TypeAlias = Compute | Cancel | Discard | ApplyUpdate | Finish
+
+EVENTS: Final[dict[str, type[Event]]] = {
+    cls.__name__: cls
+    for cls in (
+        LearnerJoined,
+        LearnerLost,
+        GradientPushed,
+        GradientFailed,
+        ProgressMeasured,
+        StopRequested,
+    )
+}
+COMMANDS: Final[dict[str, type[Command]]] = {
+    cls.__name__: cls for cls in (Compute, Cancel, Discard, ApplyUpdate, Finish)
+}

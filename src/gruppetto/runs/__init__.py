@@ -1,0 +1,1 @@
+"""Runs: configuration -> engine -> trace; resume, replay, compare, export."""

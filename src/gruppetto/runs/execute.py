@@ -1,0 +1,187 @@
+"""Runs an engine to its end and sums it up: what fresh and resumed runs share."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from gruppetto.engines.base import Engine
+from gruppetto.engines.virtual import LEARNERS_LOST, VirtualEngine
+from gruppetto.errors import Diverged, LearnersLost, RunFailed, TooManyGivenUp
+from gruppetto.protocols import Coordinator
+from gruppetto.runs.folder import RunFolder
+from gruppetto.runs.journal import Journal, Tally
+from gruppetto.runs.parts import Parts
+from gruppetto.trace import EvaluationRow, FailureRow, read_trace
+from gruppetto.training.server import Server
+
+__all__ = ["INTERRUPTED", "Run", "execute", "failure_of", "summarise"]
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        folder: where its trace, checkpoints and settings are.
+        result: the summary, as ``gruppetto train --json`` prints it.
+        model: the trained model, in eval mode.
+        history: one dict per evaluation: version, time, samples, epoch, train_loss, metrics.
+        staleness: staleness -> number of gradients applied with it.
+    """
+
+    folder: RunFolder
+    result: dict[str, Any]
+    model: nn.Module
+    history: list[dict[str, float | None]] = field(repr=False)
+    staleness: dict[int, int] = field(repr=False)
+
+
+def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFolder) -> Run:
+    """Run, evaluate, and write the last row.
+
+    Raises:
+        RunFailed: the run ended without its goal; its folder holds what there is.
+    """
+    with _stopping_on_signals(engine):
+        reason = engine.run(parts.coordinator, journal)
+    result = summarise(parts, journal.tally, journal.evaluations, folder)
+    result.update(
+        stopped_by=reason,
+        train_loss=journal.train_loss,
+        target_reached_at=journal.target_reached_at,
+        wall_time=journal.wall_time,
+    )
+    journal.end(result)
+    error = failure_of(reason, parts, folder)
+    if error is not None:
+        raise error
+    return Run(
+        folder=folder,
+        result=result,
+        model=parts.server.release_model(),
+        history=[_history_row(row) for row in journal.evaluations],
+        staleness=dict(sorted(parts.coordinator.staleness.histogram.items())),
+    )
+
+
+def summarise(
+    parts: Parts, tally: Tally, evaluations: list[EvaluationRow], folder: RunFolder
+) -> dict[str, Any]:
+    """The numbers of the JSON output that follow from events and weights."""
+    coordinator: Coordinator = parts.coordinator
+    ledger = coordinator.ledger
+    server: Server = parts.server
+    metrics = evaluations[-1].metrics if evaluations else {}
+    per_epoch = parts.mini_batches.samples_per_epoch
+    return {
+        "run": str(folder.path),
+        "task": parts.settings.task,
+        "engine": parts.settings.engine,
+        "protocol": parts.settings.protocol,
+        "modulation": parts.settings.modulation,
+        "learners": parts.settings.learners,
+        "batch_size": parts.settings.batch_size,
+        "seed": parts.settings.seed,
+        "updates": coordinator.version,
+        "samples": coordinator.num_samples_applied,
+        "epochs": coordinator.num_samples_applied / per_epoch,
+        "time": tally.time,
+        "wall_time": None,
+        "stopped_by": coordinator.finished,
+        "train_loss": None,
+        "test_loss": metrics.get("loss"),
+        "test_accuracy": metrics.get("accuracy"),
+        "metrics": metrics,
+        "mean_staleness": coordinator.staleness.mean,
+        "max_staleness": coordinator.staleness.max,
+        "mini_batches_applied": ledger.num_applied,
+        "mini_batches_cancelled": coordinator.num_cancelled,
+        "mini_batches_discarded": coordinator.num_discarded,
+        "mini_batches_given_up": ledger.num_given_up,
+        "mini_batches_dropped": ledger.num_dropped,
+        "mini_batches_left": ledger.num_left,
+        "learners_lost": coordinator.num_lost,
+        "gradients_rejected": coordinator.num_rejected,
+        "target_reached_at": None,
+        "threads": parts.settings.threads,
+        "weights_sha256": server.weights_sha256(),
+        "state_sha256": server.state_sha256(),
+        "events_sha256": tally.events.hexdigest(),
+        "commands_sha256": tally.commands.hexdigest(),
+    }
+
+
+def failure_of(reason: str, parts: Parts, folder: RunFolder) -> RunFailed | None:
+    """The exception for an ending that is a failure."""
+    coordinator = parts.coordinator
+    where = f"the run is in {folder.path}"
+    if reason == Diverged.stopped_by:
+        return Diverged(
+            "the gradients of several mini-batches in a row were not finite after "
+            f"{coordinator.version} updates; try a lower learning rate, a modulation like "
+            f"inverse-mean:cap=true, or a clip like norm:max=1; {where}"
+        )
+    if reason == TooManyGivenUp.stopped_by:
+        return TooManyGivenUp(
+            f"{coordinator.ledger.num_given_up} mini-batch(es) failed "
+            f"{parts.settings.max_attempts} times and were given up, "
+            f"{parts.settings.max_given_up} allowed; {_last_failure(folder)}{where}"
+        )
+    if reason == LEARNERS_LOST:
+        return LearnersLost(
+            f"all learners are lost after {coordinator.version} updates and none returns; {where}"
+        )
+    return None
+
+
+def _last_failure(folder: RunFolder) -> str:
+    failures: list[FailureRow] = read_trace(folder.trace).failures
+    if not failures:
+        return ""
+    last = failures[-1]
+    return f"the last was mini-batch {last.mini_batch}: {last.traceback.strip().splitlines()[-1]}; "
+
+
+def _history_row(row: EvaluationRow) -> dict[str, float | None]:
+    return {
+        "version": row.version,
+        "time": row.time,
+        "samples": row.samples,
+        "epoch": row.epoch,
+        "train_loss": row.train_loss,
+        **{f"test_{name}": value for name, value in row.metrics.items()},
+    }
+
+
+@contextmanager
+def _stopping_on_signals(engine: Engine) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run cleanly; the second is an ordinary interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        engine.request_stop(INTERRUPTED)
+        restore()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,178 @@
+"""A run's folder: ``config.json``, ``trace/``, ``checkpoints/``, ``report.html``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gruppetto.errors import RunFolderError
+from gruppetto.runs.settings import Settings, read_settings
+
+__all__ = ["RunFolder", "new_folder", "versions_here"]
+
+
+def versions_here() -> dict[str, str]:
+    """What the bits of a run depend on, besides its settings."""
+    return {
+        "gruppetto": version("gruppetto"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def new_folder(out: str | Path | None, label: str) -> Path:
+    """Where a new run goes: ``out``, or the first free ``runs/label-001``; nothing is made yet.
+
+    Raises:
+        RunFolderError: the folder holds a run or something else already, or cannot be written.
+    """
+    if out is None:
+        safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-")
+        base = Path("runs")
+        taken = {p.name for p in base.iterdir()} if base.is_dir() else set()
+        number = next(n for n in range(1, len(taken) + 2) if f"{safe}-{n:03d}" not in taken)
+        folder = base / f"{safe}-{number:03d}"
+    else:
+        folder = Path(out)
+    if (folder / "config.json").exists() or (folder / "trace").exists():
+        raise RunFolderError(f"{folder} already holds a run; choose another --out, or resume it")
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder}: expected a folder to write to, got a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RunFolderError(f"{folder} is not empty; choose another --out")
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise RunFolderError(f"{folder} cannot be written: no permission in {parent}")
+    return folder
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or nothing, also when killed."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+class RunFolder:
+    """Reads and writes the parts of a run that are not its trace."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.trace = self.path / "trace"
+        self._checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            RunFolderError: no run there.
+        """
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise RunFolderError(f"{path} does not exist; expected the folder of a run")
+        if not (folder.path / "config.json").is_file():
+            raise RunFolderError(f"{path} holds no run: expected config.json in it")
+        return folder
+
+    @classmethod
+    def create(cls, path: Path, settings: Settings) -> RunFolder:
+        """Make the folder and write the settings down.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        folder = cls(path)
+        content = {"settings": settings.model_dump(mode="json"), "versions": versions_here()}
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder.path / "config.json", json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written: {error.strerror}") from None
+        return folder
+
+    def _config(self) -> dict[str, Any]:
+        path = self.path / "config.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return {"settings": content["settings"], "versions": content["versions"]}
+        except (ValueError, KeyError, TypeError):
+            raise RunFolderError(f"{path}: expected a run's settings, got something else") from None
+
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return read_settings(Settings, self._config()["settings"])
+
+    def versions(self) -> dict[str, str]:
+        """What the run was made with."""
+        return dict(self._config()["versions"])
+
+    # ------------------------------------------------------- initial weights
+
+    def save_initial(self, state: Mapping[str, Tensor]) -> None:
+        """Keep the weights a run was told to start from."""
+        save_file(
+            {n: t.detach().cpu().clone() for n, t in state.items()},
+            self.path / "initial.safetensors",
+        )
+
+    def load_initial(self) -> dict[str, Tensor] | None:
+        """The weights the run was told to start from, if any."""
+        path = self.path / "initial.safetensors"
+        return load_file(path) if path.is_file() else None
+
+    # ----------------------------------------------------------- checkpoints
+
+    def save_checkpoint(self, row: int, tensors: Mapping[str, Tensor], plain: Any) -> Path:
+        """Write a checkpoint after an event row and drop the older ones; whole or not at all."""
+        final = self._checkpoints / f"{row:09d}"
+        part = self._checkpoints / f"{row:09d}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_file(
+            {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()},
+            part / "tensors.safetensors",
+        )
+        (part / "checkpoint.json").write_text(json.dumps({"row": row, **plain}), encoding="utf-8")
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(part, final)
+        for old in self._checkpoints.iterdir():
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
+        """The newest checkpoint: its row, tensors, and everything else.
+
+        Raises:
+            RunFolderError: there is none, or it cannot be read.
+        """
+        whole = [p for p in self._checkpoints.glob("[0-9]*") if p.suffix != ".part"]
+        if not whole:
+            raise RunFolderError(
+                f"{self.path} has no checkpoint: the run ended before its first epoch did"
+            )
+        newest = max(whole)
+        try:
+            plain = json.loads((newest / "checkpoint.json").read_text(encoding="utf-8"))
+            return int(plain["row"]), load_file(newest / "tensors.safetensors"), plain
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise RunFolderError(f"{newest}: the checkpoint cannot be read ({error})") from None

@@ -1,0 +1,309 @@
+"""What is kept of a run while it goes on: trace, evaluations, checkpoints, limits, progress.
+
+Rows are written in this order: the event before anything of it is carried out; then its update,
+its failure, its evaluation. Only events are the truth; everything else is derived.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gruppetto.engines.base import Engine
+from gruppetto.protocols import Coordinator
+from gruppetto.protocols.messages import (
+    ApplyUpdate,
+    Cancel,
+    Command,
+    Compute,
+    Event,
+    Finish,
+    GradientFailed,
+    GradientPushed,
+    LearnerLost,
+    StopRequested,
+)
+from gruppetto.runs.folder import RunFolder
+from gruppetto.runs.parts import Parts
+from gruppetto.runs.progress import Progress
+from gruppetto.trace import (
+    EndRow,
+    EvaluationRow,
+    EventRow,
+    FailureRow,
+    MessageDigest,
+    Row,
+    TraceWriter,
+    UpdateRow,
+    encode_message,
+)
+
+__all__ = ["TARGET", "UPDATES", "Journal", "Tally"]
+
+TARGET = "target"
+UPDATES = "updates"
+_ENDED_ITSELF = ("epochs", "diverged", "given-up")
+
+
+class Tally:
+    """The numbers of a run that follow from its events alone, and their hashes."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.events = MessageDigest()
+        self.commands = MessageDigest()
+        self.num_events = 0
+        self.time = 0.0
+        #: lease -> (learner, mini-batch) while it is open or held.
+        self.work: dict[int, tuple[int, int]] = {}
+        self._losses: dict[int, float] = {}
+
+    def count(self, event: Event, commands: Sequence[Command], time: float, encoded: bytes) -> None:
+        """Take one event and its commands in."""
+        self.time = time
+        self.num_events += 1
+        self.events.add(event, encoded)
+        for command in commands:
+            self.commands.add(command)
+        if isinstance(event, GradientPushed) and event.lease in self.work:
+            self._losses.setdefault(event.lease, event.loss)
+        elif isinstance(event, LearnerLost):
+            held = self._losses
+            self.work = {k: w for k, w in self.work.items() if w[0] != event.learner or k in held}
+        for command in commands:
+            if isinstance(command, Compute):
+                self.work[command.lease] = (command.learner, command.mini_batch)
+            elif isinstance(command, Cancel):
+                self.work.pop(command.lease, None)
+
+    def settle(self, update: ApplyUpdate) -> tuple[list[int], list[float]]:
+        """Learner and loss of each contribution; they are forgotten."""
+        leases = [c.lease for c in update.contributions]
+        learners = [self.work.pop(lease)[0] for lease in leases]
+        return learners, [self._losses.pop(lease) for lease in leases]
+
+
+class Journal:
+    """Records a run in its folder.
+
+    Args:
+        parts: of the run.
+        engine: asked to stop when a limit is reached.
+        folder: where checkpoints go.
+        writer: of the trace.
+        progress: shown while the run goes on.
+        on_event: called with every row after it is written; True asks for a stop.
+        versions: the weights of every version in use, for checkpoints.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        engine: Engine,
+        folder: RunFolder,
+        writer: TraceWriter,
+        progress: Progress,
+        on_event: Callable[[Row], object] | None,
+        versions: Callable[[], dict[int, Any]],
+    ) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._engine = engine
+        self._folder = folder
+        self._writer = writer
+        self._progress = progress
+        self._on_event = on_event
+        self._versions = versions
+        self.tally = Tally(parts.coordinator)
+        self.evaluations: list[EvaluationRow] = []
+        self.target_reached_at: float | None = None
+        self.train_loss: float | None = None
+        self._loss_sum = 0.0
+        self._loss_samples = 0
+        self._counted_samples = 0
+        self._published_at = 0.0
+        self._started = clock.perf_counter()
+        self._wall_before = 0.0
+
+    # ------------------------------------------------------- while it goes on
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of this machine's clock, those of an interrupted run's first part included."""
+        return self._wall_before + clock.perf_counter() - self._started
+
+    def record(self, event: Event, commands: Sequence[Command], time: float) -> None:
+        """Write the event row; before a stop, a checkpoint that a resumed run continues from."""
+        if isinstance(event, StopRequested):
+            self._save_checkpoint()
+        encoded = encode_message(event)
+        row = self.tally.num_events
+        self.tally.count(event, commands, time, encoded)
+        self._write(
+            EventRow(
+                row,
+                time,
+                self.wall_time,
+                type(event).__name__,
+                msgspec.Raw(encoded),
+                self.tally.commands.hexdigest()[:16],
+            )
+        )
+
+    def carried_out(self, event: Event, commands: Sequence[Command], time: float) -> None:
+        """Write what followed; evaluate, save and look at limits where it is time to."""
+        if isinstance(event, GradientFailed):
+            self._write_failure(event)
+        epochs_before = self._epochs_done()
+        for command in commands:
+            if isinstance(command, ApplyUpdate):
+                self._after_update(command, time)
+            elif isinstance(command, Finish):
+                self._after_finish(command.reason)
+                return
+        if self._epochs_done() > epochs_before:
+            self._save_checkpoint()
+
+    def _epochs_done(self) -> int:
+        return self._counted_samples // self._parts.mini_batches.samples_per_epoch
+
+    def _after_update(self, update: ApplyUpdate, time: float) -> None:
+        coordinator = self._parts.coordinator
+        applied = self._parts.server.last_update
+        learners, losses = self.tally.settle(update)
+        num_samples = [c.num_samples for c in update.contributions]
+        before, self._counted_samples = (
+            self._counted_samples,
+            self._counted_samples + sum(num_samples),
+        )
+        self._published_at = time
+        self._loss_sum += sum(n * x for n, x in zip(num_samples, losses, strict=True))
+        self._loss_samples += sum(num_samples)
+        per_epoch = self._parts.mini_batches.samples_per_epoch
+        self._write(
+            UpdateRow(
+                version=update.version,
+                time=time,
+                samples=self._counted_samples,
+                epoch=self._counted_samples / per_epoch,
+                learning_rate=applied.learning_rate,
+                staleness=[c.staleness for c in update.contributions],
+                num_samples=num_samples,
+                factors=list(applied.factors),
+                learners=learners,
+                losses=losses,
+                applied=coordinator.ledger.num_applied,
+                cancelled=coordinator.num_cancelled,
+                discarded=coordinator.num_discarded,
+                given_up=coordinator.ledger.num_given_up,
+            )
+        )
+        every = self._settings.evaluate_every * per_epoch
+        if int(self._counted_samples / every) > int(before / every):
+            self._evaluate()
+        self._progress.advance(self._counted_samples, update.version, time)
+        if self._settings.updates is not None and update.version >= self._settings.updates:
+            self._engine.request_stop(UPDATES)
+
+    def _after_finish(self, reason: str) -> None:
+        if reason not in ("diverged",) and self._parts.coordinator.version > 0:
+            last = self.evaluations[-1].version if self.evaluations else -1
+            if last != self._parts.coordinator.version:
+                self._evaluate()
+        if reason in _ENDED_ITSELF:
+            self._save_checkpoint()
+
+    def _evaluate(self) -> None:
+        if self._loss_samples:
+            self.train_loss = self._loss_sum / self._loss_samples
+            self._loss_sum, self._loss_samples = 0.0, 0
+        task = self._parts.server.task
+        if self._settings.evaluate == "off" or (task.test is None and task.evaluate is None):
+            return
+        version = self._parts.coordinator.version
+        row = EvaluationRow(
+            version=version,
+            time=self._published_at,
+            samples=self._counted_samples,
+            epoch=self._counted_samples / self._parts.mini_batches.samples_per_epoch,
+            train_loss=self.train_loss,
+            metrics=self._parts.server.evaluate(version, self._settings.seed),
+        )
+        self.evaluations.append(row)
+        self._write(row)
+        self._progress.show(row.metrics)
+        target = self._parts.target
+        if target is not None and target.is_reached(row.metrics):
+            if self.target_reached_at is None:
+                self.target_reached_at = row.time
+            self._engine.request_stop(TARGET)
+
+    def _write_failure(self, event: GradientFailed) -> None:
+        learner, mini_batch = self.tally.work.pop(event.lease, (-1, -1))
+        text = self._engine.tracebacks.pop(event.lease, "")
+        if text:
+            self._write(FailureRow(self.tally.num_events - 1, learner, mini_batch, text))
+            self._progress.warn(
+                f"mini-batch {mini_batch} failed on learner {learner}: {event.reason}"
+            )
+
+    def _write(self, row: Row) -> None:
+        self._writer.write(row)
+        if self._on_event is not None and self._on_event(row) is True:
+            self._engine.request_stop("callback")
+
+    # ---------------------------------------------------------- saving, ending
+
+    def _save_checkpoint(self) -> None:
+        """A checkpoint after the last event row carried out."""
+        tensors, plain = self._parts.server.state()
+        versions = {}
+        for version, weights in self._versions().items():
+            for index, vector in enumerate(weights.flat.vectors):
+                tensors[f"version/{version}/flat/{index}"] = vector
+            for name, value in weights.others.items():
+                tensors[f"version/{version}/other/{name}"] = value
+            versions[version] = len(weights.flat.vectors)
+        self._folder.save_checkpoint(
+            self.tally.num_events - 1,
+            tensors,
+            {
+                "server": plain,
+                "versions": sorted(versions),
+                "newest": self._parts.coordinator.version,
+                "loss_sum": self._loss_sum,
+                "loss_samples": self._loss_samples,
+                "wall_time": self.wall_time,
+            },
+        )
+
+    def resume(
+        self,
+        history: Iterable[tuple[float, Event, Sequence[Command]]],
+        evaluations: Sequence[EvaluationRow],
+        saved: dict[str, Any],
+    ) -> None:
+        """Bring a fresh journal to where an interrupted one was."""
+        for time, event, commands in history:
+            self.tally.count(event, commands, time, encode_message(event))
+            if isinstance(event, GradientFailed):
+                self.tally.work.pop(event.lease, None)
+            for command in commands:
+                if isinstance(command, ApplyUpdate):
+                    self.tally.settle(command)
+                    self._published_at = time
+        self._counted_samples = self._parts.coordinator.num_samples_applied
+        self.evaluations = list(evaluations)
+        self.train_loss = evaluations[-1].train_loss if evaluations else None
+        self._loss_sum, self._loss_samples = saved["loss_sum"], saved["loss_samples"]
+        self._wall_before = saved["wall_time"]
+        self._progress.advance(
+            self._counted_samples, self._parts.coordinator.version, self._published_at
+        )
+
+    def end(self, result: dict[str, Any]) -> None:
+        """Write the last row."""
+        self._write(EndRow(self.tally.num_events, result, self.tally.commands.hexdigest()))

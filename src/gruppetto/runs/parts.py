@@ -1,0 +1,181 @@
+"""Settings -> the parts of a run: task, server, learner, coordinator, delays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor
+
+from gruppetto.delays import DELAYS, KeyedDelays
+from gruppetto.engines.faults import FAULT_PLANS, FaultPlan
+from gruppetto.errors import InvalidSetting
+from gruppetto.protocols import PROTOCOLS, Coordinator, Protocol
+from gruppetto.runs.settings import Settings, Target
+from gruppetto.staleness import MODULATIONS
+from gruppetto.training.clipping import CLIPS
+from gruppetto.training.learner import Learner
+from gruppetto.training.mini_batches import MiniBatches
+from gruppetto.training.optimizers import OptimizerFactory, Schedule, parse_optimizer
+from gruppetto.training.randomness import keep_global_randomness
+from gruppetto.training.server import Server, Updating
+from gruppetto.training.task import Task
+
+__all__ = ["Ingredients", "Parts", "build_parts", "predict_memory", "prepared_torch"]
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What settings cannot write down: objects of the caller."""
+
+    task: Task
+    optimizer: OptimizerFactory | None = None
+    schedule: Schedule | None = None
+    #: Weights to start from, as a ``state_dict``.
+    initial: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything an engine and a journal need."""
+
+    settings: Settings
+    coordinator: Coordinator
+    server: Server
+    learner: Learner
+    mini_batches: MiniBatches
+    delays: KeyedDelays
+    faults: FaultPlan | None
+    target: Target | None
+
+
+@contextmanager
+def prepared_torch(settings: Settings) -> Iterator[None]:
+    """This run's number of threads, and the caller's random numbers untouched.
+
+    Raises:
+        InvalidSetting: torch does not take that number of threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        if torch.get_num_threads() != settings.threads:
+            raise InvalidSetting(
+                f"threads: expected {settings.threads}, torch uses {torch.get_num_threads()}"
+            )
+        with keep_global_randomness():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
+    """Build and check everything; nothing is written.
+
+    Raises:
+        UsageError: whatever cannot work, in one sentence.
+    """
+    device = _device(settings.device)
+    protocol = PROTOCOLS.parse(settings.protocol)
+    protocol.check(settings.learners)
+    modulation = MODULATIONS.parse(settings.modulation)
+    delays = KeyedDelays(
+        settings.seed,
+        None if settings.delay is None else DELAYS.parse(settings.delay),
+        {learner: DELAYS.parse(text) for learner, text in settings.delays.items()},
+        settings.learners,
+    )
+    task = ingredients.task
+    mini_batches = MiniBatches(task, settings.batch_size, settings.seed)
+    updating = Updating(
+        optimizer=_optimizer(settings, ingredients),
+        schedule=ingredients.schedule,
+        clip=None if settings.clip is None else CLIPS.parse(settings.clip),
+        modulation=modulation,
+    )
+    server = Server(
+        task,
+        updating,
+        settings.seed,
+        mini_batches.samples_per_epoch,
+        device,
+        ingredients.initial,
+    )
+    _check_memory(settings, protocol, server)
+    learner = Learner(task, server.replica(), server.layout, mini_batches, settings.seed, device)
+    total = None
+    if settings.epochs is not None:
+        total = max(1, math.ceil(settings.epochs * mini_batches.per_epoch - 1e-9))
+    coordinator = Coordinator(
+        protocol,
+        range(settings.learners),
+        total,
+        modulation=modulation,
+        on_late=settings.on_late,
+        max_attempts=settings.max_attempts,
+        max_given_up=settings.max_given_up,
+    )
+    return Parts(
+        settings=settings,
+        coordinator=coordinator,
+        server=server,
+        learner=learner,
+        mini_batches=mini_batches,
+        delays=delays,
+        faults=None if settings.faults is None else FAULT_PLANS.parse(settings.faults),
+        target=None if settings.target is None else Target(settings.target),
+    )
+
+
+def predict_memory(protocol: Protocol, num_learners: int, vector_bytes: int) -> int:
+    """Bytes that weights and gradients of a virtual run take at most, roughly.
+
+    One vector for each of: the server's weights, its replica and the learner's, two of optimizer
+    state (Adam's), the newest version, and K held gradients with one being computed and one being
+    summed. In the cells that go on, also the version of each learner and of each held gradient.
+    """
+    k = protocol.num_to_wait(num_learners)
+    vectors = 6 + k + 2
+    if not protocol.cell.cancels:
+        vectors += num_learners + k
+    return vectors * vector_bytes
+
+
+def _check_memory(settings: Settings, protocol: Protocol, server: Server) -> None:
+    need = predict_memory(protocol, settings.learners, server.weights.num_bytes)
+    if settings.memory is not None:
+        limit, source = settings.memory * _GIB, "memory"
+    else:
+        limit, source = psutil.virtual_memory().available / 2, "half of what is free"
+    if need > limit:
+        raise InvalidSetting(
+            f"memory: this run needs about {need / _GIB:.3g} GiB for weights and gradients and "
+            f"{source} is {limit / _GIB:.3g} GiB; use fewer learners, a smaller k, or raise memory"
+        )
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).split("\n")[0]
+        raise InvalidSetting(f"device {text!r} cannot be used: {first}") from None
+    return device
+
+
+def _optimizer(settings: Settings, ingredients: Ingredients) -> OptimizerFactory:
+    if ingredients.optimizer is not None:
+        return ingredients.optimizer
+    if settings.optimizer is not None:
+        return parse_optimizer(settings.optimizer)
+    raise InvalidSetting(
+        "an optimizer is required for this task, like sgd:lr=0.1 or "
+        "gp.optimizer(torch.optim.SGD, lr=0.1)"
+    )

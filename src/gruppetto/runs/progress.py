@@ -1,0 +1,73 @@
+"""A progress bar on standard error, and what is worth saying beside it."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+__all__ = ["Progress", "standard_error"]
+
+
+def standard_error() -> Console:
+    """The console that everything but results goes to."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """One bar for one run; silent where nobody looks.
+
+    Args:
+        label: what is running.
+        total_samples: of the whole run; None when it has no known end.
+        is_shown: None shows it when standard error is a terminal.
+    """
+
+    def __init__(
+        self, label: str, total_samples: float | None, is_shown: bool | None = None
+    ) -> None:
+        self.console = standard_error()
+        shown = sys.stderr.isatty() if is_shown is None else is_shown
+        self._is_silent = is_shown is False
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %" if total_samples else "{task.completed:.0f}"),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not shown,
+            refresh_per_second=5,
+        )
+        self._task = self._bar.add_task(label, total=total_samples, news="")
+        self._metrics = ""
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, samples: int, version: int, time: float) -> None:
+        """So many samples applied, so many updates, so much run time."""
+        if not self._bar.disable:
+            news = f"{version} updates, {time:.4g} s {self._metrics}"
+            self._bar.update(self._task, completed=samples, news=news)
+
+    def show(self, metrics: dict[str, float]) -> None:
+        """The newest evaluation."""
+        self._metrics = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+    def warn(self, text: str) -> None:
+        """Say something that must not be missed."""
+        if not self._is_silent:
+            self.console.print(f"[yellow]gruppetto:[/] {text}", markup=True)

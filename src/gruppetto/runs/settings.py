@@ -1,0 +1,122 @@
+"""Everything a run is told, as plain values that can be written down and read back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gruppetto.errors import InvalidSetting
+
+__all__ = ["Settings", "Target", "read_settings"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Target:
+    """A metric's value at which a run may stop: ``accuracy=0.95``.
+
+    A name that ends in loss, error or distance is to fall to the value, any other to rise to it.
+
+    Raises:
+        InvalidSetting: not ``name=number``.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.metric, equals, number = text.partition("=")
+        try:
+            self.value = float(number)
+        except ValueError:
+            equals = ""
+        if not equals or not self.metric or self.value != self.value:
+            raise InvalidSetting(f"target: expected metric=number like accuracy=0.95, got {text!r}")
+        self.falls = self.metric.endswith(("loss", "error", "distance"))
+
+    def is_reached(self, metrics: dict[str, float]) -> bool:
+        """Whether an evaluation reaches it.
+
+        Raises:
+            InvalidSetting: the evaluation has no such metric.
+        """
+        if self.metric not in metrics:
+            raise InvalidSetting(
+                f"target: the task's evaluation has no {self.metric!r}; it has "
+                f"{', '.join(metrics) or 'nothing'}"
+            )
+        value = metrics[self.metric]
+        return value <= self.value if self.falls else value >= self.value
+
+
+class Settings(BaseModel):
+    """A run's settings; every object as its spec."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    #: ``digits``, ``path/to/file.py:name``; the task's name when it was given as an object.
+    task: str
+    #: Whether ``task`` can be loaded again from its text.
+    task_is_reference: bool = True
+    engine: Literal["virtual"] = "virtual"
+    protocol: str = "hardsync"
+    learners: int = Field(4, ge=1)
+    batch_size: int = Field(ge=1)
+    #: None for a run that something else ends.
+    epochs: Positive | None = None
+    updates: int | None = Field(None, ge=1)
+    #: Seconds of run time.
+    max_time: Positive | None = None
+    target: str | None = None
+    #: The law of all learners without their own; None for constant:value=1.
+    delay: str | None = None
+    #: learner -> its own law.
+    delays: dict[int, str] = Field(default_factory=dict)
+    #: None when it was given as an object without a spec.
+    optimizer: str | None = None
+    modulation: str = "none"
+    clip: str | None = None
+    on_late: Literal["requeue", "drop"] = "requeue"
+    max_attempts: int = Field(3, ge=1)
+    max_given_up: int = Field(0, ge=0)
+    faults: str | None = None
+    evaluate: Literal["live", "off"] = "live"
+    #: Epochs between evaluations.
+    evaluate_every: Positive = 1.0
+    seed: int = Field(0, ge=0)
+    threads: int = Field(1, ge=1)
+    device: str = "cpu"
+    #: GiB that weights and gradients may take; None for half of what is free.
+    memory: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Settings:
+        if self.target is not None:
+            Target(self.target)
+            if self.evaluate == "off":
+                raise InvalidSetting("target needs evaluation; leave evaluate at live")
+        if self.epochs is None and self.updates is None and self.max_time is None:
+            raise InvalidSetting("a run needs an end: give epochs, updates or max_time")
+        return self
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_settings(model: type[M], values: dict[str, Any]) -> M:
+    """Validate values.
+
+    Raises:
+        InvalidSetting: in one sentence, about the first that is wrong.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        message = first["msg"].replace("Input should be", "expected it to be")
+        if first["type"] == "value_error":
+            raise InvalidSetting(str(first["ctx"]["error"])) from None
+        if first["type"] == "missing":
+            raise InvalidSetting(f"{where}: a value is required") from None
+        raise InvalidSetting(
+            f"{where.replace('_', ' ')}: {message}, got {first['input']!r}"
+        ) from None

@@ -1,0 +1,30 @@
+"""The event log: append-only, readable after kill -9. No torch in here."""
+
+from gruppetto.trace.files import Trace, TraceWriter, follow_rows, read_trace
+from gruppetto.trace.rows import (
+    EndRow,
+    EvaluationRow,
+    EventRow,
+    FailureRow,
+    MessageDigest,
+    Row,
+    SegmentRow,
+    UpdateRow,
+    encode_message,
+)
+
+__all__ = [
+    "EndRow",
+    "EvaluationRow",
+    "EventRow",
+    "FailureRow",
+    "MessageDigest",
+    "Row",
+    "SegmentRow",
+    "Trace",
+    "TraceWriter",
+    "UpdateRow",
+    "encode_message",
+    "follow_rows",
+    "read_trace",
+]

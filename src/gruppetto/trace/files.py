@@ -1,0 +1,151 @@
+"""Where a trace lies and how it is written and read: ``RUN/trace/000.jsonl``, ``001.jsonl``, ...
+
+A row is handed to the operating system in one piece before its effect is published, so a trace
+can be read after kill -9; a last row cut short by a crash of the machine is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gruppetto.errors import TraceError
+from gruppetto.trace.rows import (
+    FORMAT,
+    EndRow,
+    EvaluationRow,
+    EventRow,
+    FailureRow,
+    Row,
+    SegmentRow,
+    UpdateRow,
+    decode_row,
+    encode_row,
+)
+
+__all__ = ["Trace", "TraceWriter", "follow_rows", "read_trace", "segment_files"]
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """The segment files of a trace folder, in order."""
+    return sorted(folder.glob("[0-9][0-9][0-9].jsonl"))
+
+
+class TraceWriter:
+    """Appends rows to a new segment.
+
+    Args:
+        folder: the trace folder; made if missing.
+        continues_after: event row this segment continues after, when a run is resumed.
+    """
+
+    def __init__(self, folder: Path, continues_after: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = len(segment_files(folder))
+        self.path = folder / f"{number:03d}.jsonl"
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self.write(SegmentRow(FORMAT, number, continues_after))
+
+    def write(self, row: Row) -> None:
+        """Append one row; it survives this process from here on."""
+        line = memoryview(encode_row(row))
+        while line:  # a nearly full disk writes short before it refuses
+            line = line[os.write(self._descriptor, line) :]
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Trace:
+    """A trace in memory: the rows that hold, sorted by kind, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[EventRow] = []
+        self.updates: list[UpdateRow] = []
+        self.evaluations: list[EvaluationRow] = []
+        self.failures: list[FailureRow] = []
+        #: None when the run was killed, or is running.
+        self.end: EndRow | None = None
+
+    def add(self, row: Row) -> None:
+        """Take one row in."""
+        match row:
+            case EventRow():
+                self.events.append(row)
+            case UpdateRow():
+                self.updates.append(row)
+            case EvaluationRow():
+                self.evaluations.append(row)
+            case FailureRow():
+                self.failures.append(row)
+            case EndRow():
+                self.end = row
+            case SegmentRow():
+                pass
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    lines = path.read_bytes().split(b"\n")
+    # Complete files end in a newline; what follows the last one is a row cut short.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = decode_row(line)
+        except msgspec.DecodeError as error:
+            if number == len(lines) - 1 and not lines[-1] and number > 1:
+                return
+            raise TraceError(
+                f"{path}, line {number}: expected a row of {FORMAT}, got something else ({error})"
+            ) from None
+        if (number == 1) != isinstance(row, SegmentRow):
+            raise TraceError(f"{path}, line {number}: expected one segment row, and that first")
+        if isinstance(row, SegmentRow) and row.format != FORMAT:
+            raise TraceError(f"{path}: expected format {FORMAT}, got {row.format!r}")
+        yield row
+
+
+def follow_rows(folder: Path) -> Iterator[Row]:
+    """Every row that holds, over all segments, in order; what a resume made void is left out.
+
+    Raises:
+        TraceError: no segment there, or one that cannot be read.
+    """
+    files = segment_files(folder)
+    if not files:
+        raise TraceError(f"{folder} holds no trace; expected 000.jsonl in it")
+    limits: list[int | None] = []
+    for path in files[1:]:
+        first = next(_rows(path), None)
+        limits.append(first.continues_after if isinstance(first, SegmentRow) else None)
+    last_row = -1
+    for index, path in enumerate(files):
+        # A later segment may continue from before an earlier segment's start.
+        later = [limit for limit in limits[index:] if limit is not None]
+        limit = min(later) if later else None
+        if limit is not None and limit < last_row:
+            continue
+        for row in _rows(path):
+            if isinstance(row, EventRow):
+                if limit is not None and row.row > limit:
+                    break
+                if row.row != last_row + 1:
+                    raise TraceError(f"{path}: expected event row {last_row + 1}, got {row.row}")
+                last_row = row.row
+            yield row
+
+
+def read_trace(folder: Path) -> Trace:
+    """Read a whole trace.
+
+    Raises:
+        TraceError: no trace there, or one damaged before its last row.
+    """
+    trace = Trace()
+    for row in follow_rows(folder):
+        trace.add(row)
+    return trace

@@ -1,0 +1,159 @@
+"""The rows of a trace, and the bytes they are hashed as.
+
+An *event row* is the truth: feeding the events to the program again gives every command again.
+All other rows are derived: written for readers, never fed back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from gruppetto.protocols.messages import EVENTS, Command, Event
+
+__all__ = [
+    "FORMAT",
+    "EndRow",
+    "EvaluationRow",
+    "EventRow",
+    "FailureRow",
+    "MessageDigest",
+    "Row",
+    "SegmentRow",
+    "UpdateRow",
+    "decode_row",
+    "encode_message",
+    "encode_row",
+]
+
+#: Name and version of the format, in the first row of every segment.
+FORMAT: Final = "gruppetto-trace-1"
+
+
+class SegmentRow(msgspec.Struct, frozen=True, tag="segment", tag_field="kind"):
+    """Opens a file. A resumed run continues after an event row; later ones before it are void."""
+
+    format: str
+    segment: int
+    #: Event row this segment continues after; None for the first segment.
+    continues_after: int | None = None
+
+
+class EventRow(msgspec.Struct, frozen=True, tag="event", tag_field="kind"):
+    """One event, with the time it was handled at."""
+
+    row: int
+    #: Run time in seconds, virtual or wall, evaluation excluded.
+    time: float
+    #: Seconds of this machine's clock since the run started.
+    wall_time: float
+    type: str
+    event: msgspec.Raw
+    #: First 16 hexadecimal digits of the running hash of all commands so far, this row's included.
+    commands: str
+
+    def decode(self) -> Event:
+        """The event itself.
+
+        Raises:
+            msgspec.ValidationError: fields missing or of the wrong type.
+            KeyError: an unknown type.
+        """
+        return msgspec.json.decode(self.event, type=EVENTS[self.type])
+
+
+class UpdateRow(msgspec.Struct, frozen=True, tag="update", tag_field="kind"):
+    """One update of the weights, and the counts so far."""
+
+    version: int
+    time: float
+    #: Applied samples so far.
+    samples: int
+    epoch: float
+    #: Of the first parameter group, after modulation.
+    learning_rate: float
+    #: Per contribution, in summation order.
+    staleness: list[int]
+    num_samples: list[int]
+    factors: list[float]
+    learners: list[int]
+    losses: list[float]
+    applied: int
+    cancelled: int
+    discarded: int
+    given_up: int
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, tag="evaluation", tag_field="kind"):
+    """What ``evaluate`` returned for a version."""
+
+    version: int
+    #: When that version was published.
+    time: float
+    samples: int
+    epoch: float
+    #: Sample-weighted mean loss of the mini-batches applied since the evaluation before.
+    train_loss: float | None
+    metrics: dict[str, float]
+
+
+class FailureRow(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
+    """The traceback behind a GradientFailed."""
+
+    row: int
+    learner: int
+    mini_batch: int
+    traceback: str
+
+
+class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """The summary of a run that came to its end; a killed run has none."""
+
+    #: Event rows when it was written.
+    rows: int
+    result: dict[str, Any]
+    #: Hash of all commands.
+    commands_sha256: str
+
+
+Row: TypeAlias = SegmentRow | EventRow | UpdateRow | EvaluationRow | FailureRow | EndRow
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
+
+
+def encode_row(row: Row) -> bytes:
+    """One line, its newline included."""
+    return _ENCODER.encode(row) + b"\n"
+
+
+def decode_row(line: bytes) -> Row:
+    """Read a line back.
+
+    Raises:
+        msgspec.DecodeError: not JSON, or not a row (msgspec.ValidationError is one of these).
+    """
+    return _DECODER.decode(line)
+
+
+def encode_message(message: Event | Command) -> bytes:
+    """The canonical bytes of a message's fields, in field order."""
+    return _ENCODER.encode(message)
+
+
+class MessageDigest:
+    """A running SHA-256 over messages: type, fields, in order; no times."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, message: Event | Command, encoded: bytes | None = None) -> None:
+        """Count one message in; ``encoded`` saves encoding it twice."""
+        body = encode_message(message) if encoded is None else encoded
+        self._hash.update(b"%b %b\n" % (type(message).__name__.encode(), body))
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal digits for everything so far."""
+        return self._hash.hexdigest()

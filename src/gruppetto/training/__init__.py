@@ -1,0 +1,1 @@
+"""Training without processes and without a clock: task, learner, server, and their arithmetic."""

@@ -1,0 +1,130 @@
+"""A learner: weights + mini-batch -> gradient. No processes, no clock."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gruppetto.errors import GruppettoError
+from gruppetto.training.buffers import BufferUpdate
+from gruppetto.training.mini_batches import MiniBatches
+from gruppetto.training.parameters import Flat, Layout
+from gruppetto.training.randomness import Stream, seed_everything
+from gruppetto.training.task import Task, to_device
+
+__all__ = ["Gradient", "Learner", "NotFinite", "Weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version of what a learner needs: trained parameters, and buffers without a rule."""
+
+    flat: Flat
+    others: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a learner pushes."""
+
+    flat: Flat
+    #: Slots that had no gradient.
+    absent: frozenset[int]
+    #: News of the buffers, see :class:`BufferUpdate`.
+    news: dict[str, dict[str, Tensor]]
+    #: Mean over the samples; finite.
+    loss: float
+    num_samples: int
+
+
+class NotFinite(GruppettoError):
+    """The loss or the gradient of a mini-batch is infinite or not a number."""
+
+
+class Learner:
+    """Computes gradients with a model of its own.
+
+    Args:
+        task: inputs and loss.
+        model: a replica of the server's, in training mode; this object changes it.
+        layout: of the flat vector.
+        mini_batches: of the run.
+        seed: the run's.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        layout: Layout,
+        mini_batches: MiniBatches,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._task = task
+        self._model = model
+        self._layout = layout
+        self._mini_batches = mini_batches
+        self._seed = seed
+        self._device = device
+        self._flat = layout.adopt(model, device)
+        parameters = dict(model.named_parameters())
+        self._trained = [parameters[slot.name] for slot in layout.slots]
+        self._parameters = list(parameters.values())
+        self._buffers = BufferUpdate(model)
+        self._warned_sparse = False
+
+    def compute(self, mini_batch: int, weights: Weights) -> Gradient:
+        """The gradient of a mini-batch's mean loss at some weights.
+
+        Raises:
+            NotFinite: the loss or the gradient is not finite.
+            Exception: whatever the user's data, model or loss raises.
+        """
+        with torch.no_grad():
+            self._flat.copy_(weights.flat)
+            self._buffers.load_others(weights.others)
+            self._buffers.prepare()
+        for parameter in self._parameters:
+            parameter.grad = None
+        batch, num_samples = self._mini_batches.fetch(mini_batch, self._device)
+        batch = to_device(batch, self._device)
+        seed_everything(self._seed, Stream.FORWARD, mini_batch, self._device)
+        outputs = self._task.forward(self._model, batch)
+        loss = self._task.compute_loss(outputs, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self._collect(loss.item(), num_samples, weights)
+
+    def _collect(self, loss: float, num_samples: int, weights: Weights) -> Gradient:
+        flat = self._layout.zeros(self._device)
+        targets, sources, absent = [], [], []
+        for index, (view, parameter) in enumerate(
+            zip(self._layout.views(flat), self._trained, strict=True)
+        ):
+            gradient = parameter.grad
+            if gradient is None:
+                absent.append(index)
+                continue
+            if gradient.is_sparse:
+                gradient = self._densify(gradient)
+            targets.append(view)
+            sources.append(gradient)
+        torch._foreach_copy_(targets, sources)
+        if loss - loss != 0.0 or not flat.is_finite():
+            raise NotFinite(f"loss {loss}")
+        with torch.no_grad():
+            news = self._buffers.collect(weights.others)
+        return Gradient(flat, frozenset(absent), news, loss, num_samples)
+
+    def _densify(self, gradient: Tensor) -> Tensor:
+        if not self._warned_sparse:
+            self._warned_sparse = True
+            warnings.warn(
+                "sparse gradients are made dense: they travel and are summed as full vectors",
+                stacklevel=2,
+            )
+        return gradient.to_dense()

@@ -1,0 +1,92 @@
+"""Mini-batch number -> samples: which indices, in which epoch's order, as which batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+from gruppetto.errors import TaskError
+from gruppetto.training.randomness import Stream, seed_everything, stream_seed
+from gruppetto.training.task import Task, check_batch_size
+
+__all__ = ["MiniBatches"]
+
+#: Epochs whose order is remembered: late mini-batches reach back, prefetching reaches ahead.
+_REMEMBERED = 4
+
+
+class MiniBatches:
+    """The stream of mini-batches of a run. Mini-batch b belongs to epoch b // per_epoch.
+
+    Args:
+        task: data, sampler and collate function.
+        batch_size: samples of a mini-batch; the last one of an epoch may have fewer.
+        seed: the run's.
+
+    Raises:
+        InvalidSetting: a mini-batch larger than the data.
+        TaskError: a sampler that gives no indices.
+    """
+
+    def __init__(self, task: Task, batch_size: int, seed: int) -> None:
+        check_batch_size(task, batch_size)
+        self._task = task
+        self._batch_size = batch_size
+        self._seed = seed
+        self._orders: dict[int, Sequence[int]] = {}
+        self.samples_per_epoch = len(self._order(0, None))
+        if self.samples_per_epoch == 0:
+            raise TaskError("sampler: expected at least one index for epoch 0, got none")
+        #: Mini-batches of one epoch, the ragged last one included.
+        self.per_epoch = -(-self.samples_per_epoch // batch_size)
+        # Indexing whole tensors gives the same bits as collating their rows, much faster.
+        whole = task.collate_fn in (None, default_collate) and type(task.train) is TensorDataset
+        self._tensors = task.train.tensors if whole else None
+
+    def indices(self, mini_batch: int) -> Sequence[int]:
+        """Sample indices of a mini-batch, in order."""
+        epoch, position = divmod(mini_batch, self.per_epoch)
+        order = self._order(epoch, self.samples_per_epoch)
+        return order[position * self._batch_size : (position + 1) * self._batch_size]
+
+    def fetch(self, mini_batch: int, device: torch.device) -> tuple[Any, int]:
+        """Fetch and collate a mini-batch under its own random stream.
+
+        Returns:
+            The batch, on the CPU, and its number of samples.
+        """
+        indices = self.indices(mini_batch)
+        if self._tensors is not None:  # nothing here draws a random number
+            picked = torch.as_tensor(indices)
+            return [tensor[picked] for tensor in self._tensors], len(indices)
+        seed_everything(self._seed, Stream.DATA, mini_batch, device)
+        data = self._task.train
+        if hasattr(data, "__getitems__"):
+            samples = data.__getitems__(list(indices))
+        else:
+            samples = [data[i] for i in indices]
+        return self._task.collate(samples), len(indices)
+
+    def _order(self, epoch: int, expected: int | None) -> Sequence[int]:
+        order = self._orders.get(epoch)
+        if order is not None:
+            return order
+        seed = stream_seed(self._seed, Stream.ORDER, epoch)
+        if self._task.sampler is None:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self._task.train), generator=generator).tolist()
+        else:
+            seed_everything(self._seed, Stream.ORDER, epoch, torch.device("cpu"))
+            order = [int(i) for i in self._task.sampler(epoch)]
+        if expected is not None and len(order) != expected:
+            raise TaskError(
+                f"sampler: expected {expected} indices as in epoch 0, got {len(order)} for "
+                f"epoch {epoch}"
+            )
+        self._orders[epoch] = order
+        while len(self._orders) > _REMEMBERED:
+            del self._orders[min(self._orders)]
+        return order

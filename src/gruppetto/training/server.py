@@ -1,0 +1,302 @@
+"""The parameter server's arithmetic: contributions -> one optimizer step. All of it is here.
+
+Order of an update: modulate (and later compensate) each contribution, combine them, clip, take
+one optimizer step, move the buffers, step the schedule. Momentum, decay and schedules live here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from gruppetto.errors import InvalidSetting, TaskError
+from gruppetto.protocols.messages import Contribution
+from gruppetto.staleness import Modulation
+from gruppetto.staleness.modulation import ApplyTo
+from gruppetto.training.buffers import BufferUpdate
+from gruppetto.training.clipping import Clip
+from gruppetto.training.learner import Gradient, Weights
+from gruppetto.training.optimizers import (
+    IGNORES_RATE,
+    OptimizerFactory,
+    Schedule,
+    build_optimizer,
+)
+from gruppetto.training.parameters import Flat, Layout, hash_tensors
+from gruppetto.training.randomness import Stream, seed_everything
+from gruppetto.training.ranges import OptimizerOnRanges
+from gruppetto.training.task import Task
+
+__all__ = ["AppliedUpdate", "Server", "Updating", "combine"]
+
+
+@dataclass(frozen=True)
+class Updating:
+    """How the server updates: everything about it that a user chooses."""
+
+    optimizer: OptimizerFactory
+    schedule: Schedule | None = None
+    clip: Clip | None = None
+    modulation: Modulation | None = None
+
+    @property
+    def apply_to(self) -> ApplyTo:
+        """What modulation's factors scale."""
+        return "learning-rate" if self.modulation is None else self.modulation.applies_to
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedUpdate:
+    """What an update did, for the record."""
+
+    #: Of the first parameter group, modulation included.
+    learning_rate: float
+    factors: tuple[float, ...]
+
+
+def combine(
+    gradients: Sequence[Flat],
+    num_samples: Sequence[int],
+    factors: Sequence[float],
+    apply_to: ApplyTo = "learning-rate",
+) -> tuple[Flat, float]:
+    """Ordered left fold of weighted gradients.
+
+    ``learning-rate``: g = Σ n_i s_i g_i / Σ n_i s_i and the rate s̄ = Σ n_i s_i / Σ n_i.
+    ``gradient``: g = Σ n_i s_i g_i / Σ n_i and the rate 1.
+
+    Returns:
+        The combined gradient (a new one, or the only one) and the factor on the learning rate.
+    """
+    samples = sum(num_samples)
+    total = sum(n * s for n, s in zip(num_samples, factors, strict=True))
+    rate = total / samples
+    divisor = total if apply_to == "learning-rate" and total > 0 else samples
+    # Weights first, in float64: (13 * g) / 13 is not g for many float32 values.
+    shares = [n * s / divisor for n, s in zip(num_samples, factors, strict=True)]
+    combined = gradients[0] if shares[0] == 1.0 else gradients[0].scaled(shares[0])
+    if len(gradients) > 1:
+        combined = combined.clone() if combined is gradients[0] else combined
+        for gradient, share in zip(gradients[1:], shares[1:], strict=True):
+            combined.add_(gradient, share)
+    return combined, rate if apply_to == "learning-rate" else 1.0
+
+
+class Server:
+    """Weights, buffers, optimizer and schedule of a run.
+
+    Args:
+        task: builds the model.
+        updating: optimizer, schedule, clipping, modulation.
+        seed: the run's; initial weights are drawn under it.
+        samples_per_epoch: for schedules by epoch.
+        device: where weights live.
+        initial: weights to start from, as a ``state_dict``.
+
+    Raises:
+        TaskError: the model cannot be built or trained (lazy modules, nothing to train).
+        InvalidSetting: the optimizer or schedule cannot be used; ``initial`` does not fit.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        updating: Updating,
+        seed: int,
+        samples_per_epoch: int,
+        device: torch.device,
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._updating = updating
+        self._samples_per_epoch = samples_per_epoch
+        self._device = device
+        self.task = task
+        self.model = _build_model(task, seed, device, initial)
+        optimizer = build_optimizer(updating.optimizer, self.model, task.param_groups)
+        _check_rate(optimizer, updating.modulation)
+        groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.layout = Layout(self.model, groups)
+        if not self.layout.slots:
+            raise TaskError("the optimizer holds no parameter of the model that needs a gradient")
+        #: A replica for learners, made before the flat vector ties storages together.
+        self._replica = copy.deepcopy(self.model)
+        self.weights = self.layout.adopt(self.model, device)
+        self._optimizer = OptimizerOnRanges(
+            optimizer, dict(self.model.named_parameters()), self.layout, self.weights
+        )
+        self._buffers = BufferUpdate(self.model)
+        self._scheduler = None
+        if updating.schedule is not None:
+            self._scheduler = updating.schedule.factory(optimizer)
+            if isinstance(self._scheduler, ReduceLROnPlateau):
+                raise InvalidSetting(
+                    "schedule: ReduceLROnPlateau needs a metric at every step; expected one that "
+                    "depends on the step's number only"
+                )
+        self._samples_applied = 0
+        #: What the last update did.
+        self.last_update = AppliedUpdate(0.0, ())
+
+    # ------------------------------------------------------------- learners
+
+    def replica(self) -> nn.Module:
+        """A copy of the model as it was at the start, in training mode, for a learner."""
+        return copy.deepcopy(self._replica)
+
+    def snapshot(self) -> Weights:
+        """The current version, copied."""
+        return Weights(self.weights.clone(), self._buffers.others())
+
+    # -------------------------------------------------------------- updates
+
+    def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Gradient]) -> None:
+        """Take one update; gradients in the order of their contributions."""
+        num_samples = [c.num_samples for c in contributions]
+        factors = [1.0 if c.factor is None else c.factor for c in contributions]
+        combined, rate = combine(
+            [g.flat for g in gradients], num_samples, factors, self._updating.apply_to
+        )
+        absent = frozenset.intersection(*(g.absent for g in gradients))
+        if self._updating.clip is not None:
+            self._updating.clip.apply(combined)
+        group = self._optimizer.optimizer.param_groups[0]
+        learning_rate = float(group["lr"]) * rate
+        self._optimizer.step(combined, absent, rate)
+        newest = max(range(len(contributions)), key=lambda i: (contributions[i].version, i))
+        self._buffers.combine([g.news for g in gradients], num_samples, newest)
+        self._step_schedule(sum(num_samples))
+        self.last_update = AppliedUpdate(learning_rate, tuple(factors))
+
+    def _step_schedule(self, num_samples: int) -> None:
+        before, self._samples_applied = (
+            self._samples_applied,
+            self._samples_applied + num_samples,
+        )
+        if self._scheduler is None or self._updating.schedule is None:
+            return
+        steps = 1
+        if self._updating.schedule.every == "epoch":
+            per_epoch = self._samples_per_epoch
+            steps = self._samples_applied // per_epoch - before // per_epoch
+        for _ in range(steps):
+            self._scheduler.step()
+
+    # ---------------------------------------------------------- measurement
+
+    def weights_sha256(self) -> str:
+        """Hash of all parameters, frozen ones included, in ``named_parameters`` order."""
+        return hash_tensors(dict(self.model.named_parameters()))
+
+    def state_sha256(self) -> str:
+        """Hash of parameters, buffers and optimizer state."""
+        tensors, plain = self._optimizer.state()
+        named: dict[str, Tensor] = dict(self.model.named_parameters())
+        named.update({f"buffer {n}": b for n, b in self.model.named_buffers()})
+        named.update({f"optimizer {n}": t for n, t in tensors.items()})
+        named[json.dumps(plain, sort_keys=True)] = torch.zeros(0)
+        return hash_tensors(named)
+
+    def evaluate(self, version: int, seed: int) -> dict[str, float]:
+        """The task's metrics at the current weights, under a random stream of its own."""
+        seed_everything(seed, Stream.EVALUATION, version, self._device)
+        return self.task.measure(self.model, self._device)
+
+    def release_model(self) -> nn.Module:
+        """The trained model for its user: in eval mode, each parameter in its own memory."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        return self.model.eval()
+
+    # ------------------------------------------------------- saving, loading
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a resumed run needs of the server: tensors, and plain JSON values."""
+        tensors, plain = self._optimizer.state()
+        saved = {f"optimizer/{name}": t for name, t in tensors.items()}
+        saved.update({f"parameter/{n}": p.detach() for n, p in self.model.named_parameters()})
+        saved.update({f"buffer/{n}": b for n, b in self.model.named_buffers()})
+        schedule = None
+        if self._scheduler is not None:
+            schedule = {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
+        return saved, {
+            "optimizer": plain,
+            "schedule": schedule,
+            "samples_applied": self._samples_applied,
+            "state_dict": _state_dict_names(self.model),
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors[f"parameter/{name}"])
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(tensors[f"buffer/{name}"])
+        prefix = "optimizer/"
+        self._optimizer.load(
+            {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)},
+            plain["optimizer"],
+        )
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(plain["schedule"])
+        self._samples_applied = plain["samples_applied"]
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _state_dict_names(model: nn.Module) -> dict[str, str]:
+    """``state_dict`` key -> the name its tensor is saved under (tied weights share one)."""
+    by_storage = {id(p): f"parameter/{n}" for n, p in model.named_parameters()}
+    by_storage.update({id(b): f"buffer/{n}" for n, b in model.named_buffers()})
+    with_ties = dict(model.named_parameters(remove_duplicate=False))
+    with_ties.update(dict(model.named_buffers(remove_duplicate=False)))  # type: ignore[arg-type]
+    return {key: by_storage[id(with_ties[key])] for key in model.state_dict() if key in with_ties}
+
+
+def _check_rate(optimizer: torch.optim.Optimizer, modulation: Modulation | None) -> None:
+    name = type(optimizer).__name__
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise InvalidSetting(f"optimizer {name} has no learning rate lr in its groups")
+    varies = modulation is not None and modulation.factor(7, 7.0) != 1.0
+    if name in IGNORES_RATE and varies:
+        raise InvalidSetting(
+            f"optimizer {name} does not follow its learning rate at every step, so modulation "
+            "cannot reach it; choose another optimizer or modulation none"
+        )
+
+
+def _build_model(
+    task: Task, seed: int, device: torch.device, initial: Mapping[str, Tensor] | None
+) -> nn.Module:
+    seed_everything(seed, Stream.MODEL, 0, device)
+    model = task.model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"model: expected it to build an nn.Module, got {type(model).__name__}")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise TaskError(
+                f"model: {name} is lazy, its shape unknown; give the layer its input size"
+            )
+    if initial is not None:
+        try:
+            model.load_state_dict(dict(initial))
+        except RuntimeError as error:
+            first = str(error).split("\n")
+            raise InvalidSetting(
+                f"initial weights do not fit the model: {' '.join(p.strip() for p in first[1:3])}"
+            ) from None
+    return model.to(device).train()

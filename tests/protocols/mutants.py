@@ -1,0 +1,535 @@
+"""Seeded mutants: what would we notice if a rule were broken?
+
+Each mutant is one small edit of ledger.py, coordinator.py or collect.py, loaded in this process
+beside the real modules. The random driver, and then the scripts, must tell it from the real thing.
+
+    python tests/protocols/mutants.py        prints the table
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import test_coordinator_scripts
+from driver import MakeCoordinator, Watched, drive, make_coordinator
+from oracle import Settings
+
+import gruppetto.protocols
+
+#: Imported in this order: each may import those before it.
+MODULES = ("collect", "ledger", "coordinator")
+FOLDER = Path(gruppetto.protocols.__file__).parent
+MAX_SEEDS = 400
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit of one module: ``old`` occurs once in it and becomes ``new``."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    breaks: str
+
+
+MUTANTS = (
+    # -------------------------------------------------------------- mini-batches get lost
+    Mutant(
+        "cancel forgets to requeue",
+        "ledger",
+        "closed = self.leased.pop(lease)\n        self._late(closed.mini_batch)",
+        "closed = self.leased.pop(lease)",
+        "what is cancelled goes back",
+    ),
+    Mutant(
+        "dead learner's mini-batch forgotten",
+        "ledger",
+        "                self._late(closed.mini_batch)",
+        "                pass",
+        "what is lost goes back",
+    ),
+    Mutant(
+        "reservation not returned on loss",
+        "ledger",
+        "        self.unreserve(learner)\n",
+        "        self._reserved.pop(learner, None)\n",
+        "next_mini_batch returns if the learner is lost",
+    ),
+    Mutant(
+        "reservation kept on loss",
+        "ledger",
+        "        self.unreserve(learner)\n",
+        "",
+        "next_mini_batch returns if the learner is lost",
+    ),
+    Mutant(
+        "own reservation ignored",
+        "ledger",
+        "mini_batch = self._reserved.pop(learner, None)\n        if mini_batch is None:",
+        "mini_batch = None\n        if mini_batch is None:",
+        "a learner takes its reserved mini-batch next",
+    ),
+    Mutant(
+        "nothing is taken from others",
+        "ledger",
+        "if mini_batch is None and self._reserved:",
+        "if False:",
+        "the lowest reserved one, when none is left",
+    ),
+    Mutant(
+        "highest reserved taken",
+        "ledger",
+        "holder = min(self._reserved",
+        "holder = max(self._reserved",
+        "the lowest reserved one, when none is left",
+    ),
+    Mutant(
+        "reserved not to do",
+        "ledger",
+        "return new + len(self._returned) + len(self._reserved)",
+        "return new + len(self._returned)",
+        "a reserved mini-batch still counts as to do",
+    ),
+    Mutant(
+        "returned last in, first out",
+        "ledger",
+        "return heapq.heappop(self._returned)",
+        "return self._returned.pop()",
+        "the lowest number is leased first",
+    ),
+    Mutant(
+        "stop gives work",
+        "coordinator",
+        "return [*(Cancel(lease.number) for lease in leases), Finish(reason)]",
+        "cancels = [Cancel(lease.number) for lease in leases]\n"
+        "        return [*cancels, *self._give_work(), Finish(reason)]",
+        "open leases are cancelled, nothing follows",
+    ),
+    Mutant(
+        "stop forgets the held",
+        "ledger",
+        "for lease in (*closed, *self.pushed.values()):",
+        "for lease in closed:",
+        "held contributions return when a run is stopped",
+    ),
+    # --------------------------------------------------------------- or counted wrongly
+    Mutant(
+        "drop not counted",
+        "ledger",
+        "self.num_dropped += 1",
+        "pass",
+        "applied + given up + dropped add up",
+    ),
+    Mutant(
+        "failure dropped",
+        "ledger",
+        "            heapq.heappush(self._returned, closed.mini_batch)\n        return closed",
+        "            self._late(closed.mini_batch)\n        return closed",
+        "a failed mini-batch is retried, drop or not",
+    ),
+    Mutant(
+        "max_attempts off by one",
+        "ledger",
+        "if failures < self.max_attempts:",
+        "if failures <= self.max_attempts:",
+        "given up after max_attempts failures",
+    ),
+    Mutant(
+        "attempt counted for a cancel",
+        "ledger",
+        "closed = self.leased.pop(lease)\n        self._late(closed.mini_batch)",
+        "closed = self.leased.pop(lease)\n        if not self._give_up(closed.mini_batch):\n"
+        "            self._late(closed.mini_batch)",
+        "only a mini-batch that itself fails is given up",
+    ),
+    Mutant(
+        "death is no attempt",
+        "ledger",
+        "            if not self._give_up(closed.mini_batch):\n                self._late",
+        "            if True:\n                self._late",
+        "a mini-batch its learners die on is given up",
+    ),
+    Mutant(
+        "given up and retried",
+        "ledger",
+        "        self.num_given_up += 1\n        return True",
+        "        self.num_given_up += 1\n        return False",
+        "every mini-batch is in one place",
+    ),
+    Mutant(
+        "reserved counted as leased",
+        "ledger",
+        "return self._next_new - len(self._fresh)",
+        "return self._next_new",
+        "without epochs: mini-batches ever leased",
+    ),
+    # ------------------------------------------------------------------------- leases
+    Mutant(
+        "lease not closed on push",
+        "ledger",
+        "closed = self.pushed[lease] = self.leased.pop(lease)",
+        "closed = self.pushed[lease] = self.leased[lease]",
+        "a lease closes at its push",
+    ),
+    Mutant(
+        "duplicate push applied",
+        "coordinator",
+        "            return self._outdated(event.lease)\n        if not lease.version",
+        "            if event.lease in self.ledger.pushed:\n"
+        "                self._held.append(event)\n"
+        "                return self._proceed([])\n"
+        "            return self._outdated(event.lease)\n        if not lease.version",
+        "none twice",
+    ),
+    Mutant(
+        "version from the future taken",
+        "coordinator",
+        "if not lease.version <= event.version <= self.version:",
+        "if not lease.version <= event.version:",
+        "impossible events raise",
+    ),
+    Mutant(
+        "refused too late",
+        "coordinator",
+        "        if not lease.version <= event.version",
+        "        self._not_finite.clear()\n        if not lease.version <= event.version",
+        "impossible events change nothing",
+    ),
+    Mutant(
+        "number used again",
+        "coordinator",
+        "if learner in self._ever_joined or learner < 0:",
+        "if learner in self._idle or learner < 0:",
+        "a returning learner gets a new number",
+    ),
+    Mutant(
+        "cancelled leases kept",
+        "coordinator",
+        "if self.protocol.cell.cancels:",
+        "if False:",
+        "cells that cancel close every open lease",
+    ),
+    Mutant(
+        "cancelled learner forgotten",
+        "coordinator",
+        "        self._idle.update(self._computing)\n        self._computing.clear()\n"
+        "        return [Cancel",
+        "        self._computing.clear()\n        return [Cancel",
+        "the learner's next Compute follows in the same list",
+    ),
+    # ------------------------------------------------------------------ when it fires
+    Mutant(
+        "K off by one",
+        "coordinator",
+        "len(self._held) >= self.num_to_wait()",
+        "len(self._held) > self.num_to_wait()",
+        "an update waits for K",
+    ),
+    Mutant(
+        "tail not clamped",
+        "coordinator",
+        "return int(min(self.protocol.num_to_wait(live), self._num_that_can_arrive(live)))",
+        "return self.protocol.num_to_wait(live)",
+        "min(K, what can still arrive)",
+    ),
+    Mutant(
+        "tail not clamped to distinct learners",
+        "coordinator",
+        "        if self.protocol.cell.distinct:\n            # Waiting",
+        "        if False:\n            # Waiting",
+        "distinct: the learners that can still bring one",
+    ),
+    Mutant(
+        "dead learners waited for",
+        "coordinator",
+        "        self.num_lost += 1\n",
+        "        self.num_lost += 1\n        self._expected.add(-1 - learner)\n",
+        "nobody waits for the dead",
+    ),
+    Mutant(
+        "expected not counted as live",
+        "coordinator",
+        "            len(self._expected) + len(self._idle) + len(self._computing)",
+        "            len(self._idle) + len(self._computing)",
+        "the first joiner does not train alone",
+    ),
+    Mutant(
+        "expected cannot arrive",
+        "coordinator",
+        "to_do = min(to_do, len(self._idle) + len(self._expected))",
+        "to_do = min(to_do, len(self._idle))",
+        "the first joiner does not train alone",
+    ),
+    Mutant(
+        "held lost with its learner",
+        "coordinator",
+        "        self.num_lost += 1\n",
+        "        self.num_lost += 1\n"
+        "        of = {n: held.learner for n, held in self.ledger.pushed.items()}\n"
+        "        self._held = [p for p in self._held if of[p.lease] != learner]\n",
+        "held contributions survive their learner",
+    ),
+    Mutant(
+        "distinct learner contributes twice",
+        "coordinator",
+        "(self._waiting if self.protocol.cell.distinct else self._idle).add(lease.learner)",
+        "self._idle.add(lease.learner)",
+        "K distinct learners; a finisher waits",
+    ),
+    Mutant(
+        "waiting learners not released",
+        "coordinator",
+        "        self._idle |= self._waiting\n        self._waiting.clear()\n",
+        "        self._waiting.clear()\n",
+        "the update frees who waited for it",
+    ),
+    Mutant(
+        "work before the update",
+        "coordinator",
+        "        if self._held and len(self._held) >= self.num_to_wait():",
+        "        commands.extend(self._give_work())\n"
+        "        if self._held and len(self._held) >= self.num_to_wait():",
+        "the K-th push updates first, then refetches",
+    ),
+    # ---------------------------------------------------------------- what it contains
+    Mutant(
+        "version not increased",
+        "coordinator",
+        "        self.version += 1\n",
+        "",
+        "the version counts the updates",
+    ),
+    Mutant(
+        "staleness after the update",
+        "coordinator",
+        "staleness = self.version - push.version",
+        "staleness = self.version + 1 - push.version",
+        "staleness is taken just before applying",
+    ),
+    Mutant(
+        "leased version believed",
+        "coordinator",
+        "staleness = self.version - push.version",
+        "staleness = self.version - self.ledger.pushed[push.lease].version",
+        "the version in the push is the truth",
+    ),
+    Mutant(
+        "newest first",
+        "coordinator",
+        "for push in self._held:",
+        "for push in reversed(self._held):",
+        "contributions in arrival order",
+    ),
+    Mutant(
+        "mean measured although known",
+        "coordinator",
+        "return self.staleness.mean if known is None else known",
+        "return self.staleness.mean",
+        "inverse-mean takes the closed form",
+    ),
+    Mutant(
+        "highest learner first",
+        "coordinator",
+        "key=lambda n: (n not in contributors, n)",
+        "key=lambda n: (n not in contributors, -n)",
+        "the same events give the same commands",
+    ),
+    Mutant(
+        "cancelled learners served first",
+        "coordinator",
+        "key=lambda n: (n not in contributors, n)",
+        "key=lambda n: n",
+        "an epoch cannot trail",
+    ),
+    Mutant(
+        "failed mini-batch retried at once",
+        "ledger",
+        "if self._returned[0] != avoid:",
+        "if True:",
+        "a failure is tried at another time",
+    ),
+    # ----------------------------------------------------------------------------- ends
+    Mutant(
+        "not-finite never cleared",
+        "coordinator",
+        "        self._not_finite.clear()\n",
+        "",
+        "three with no finite one between",
+    ),
+    Mutant(
+        "diverged at two",
+        "coordinator",
+        "_NOT_FINITE_LIMIT: Final = 3",
+        "_NOT_FINITE_LIMIT: Final = 2",
+        "three different mini-batches",
+    ),
+    Mutant(
+        "given up allowed one more",
+        "coordinator",
+        "if self.ledger.num_given_up > self.max_given_up:",
+        "if self.ledger.num_given_up > self.max_given_up + 1:",
+        "fails if more than max_given_up are",
+    ),
+    Mutant(
+        "finished twice",
+        "coordinator",
+        "return self._stop(event.reason) if self.finished is None else []",
+        "return self._stop(event.reason)",
+        "nothing follows Finish",
+    ),
+    Mutant(
+        "work after the end",
+        "coordinator",
+        "        if self.finished is not None:\n            return commands\n",
+        "",
+        "nothing follows Finish",
+    ),
+    # ------------------------------------------------------------------------ the table
+    Mutant(
+        "k-async cancels",
+        "collect",
+        "K_ASYNC: Final = Cell(distinct=True, cancels=False)",
+        "K_ASYNC: Final = Cell(distinct=True, cancels=True)",
+        "k-async keeps unfinished work",
+    ),
+    Mutant(
+        "k-batch-sync waits for distinct learners",
+        "collect",
+        "K_BATCH_SYNC: Final = Cell(distinct=False, cancels=True)",
+        "K_BATCH_SYNC: Final = Cell(distinct=True, cancels=True)",
+        "a finisher starts another",
+    ),
+    Mutant(
+        "softsync rounds up",
+        "collect",
+        "return max(1, num_live // self.n)",
+        "return max(1, -(-num_live // self.n))",
+        "K = floor(P/n)",
+    ),
+    Mutant(
+        "backup waits for all",
+        "collect",
+        "return max(1, num_live - self.b)",
+        "return max(1, num_live)",
+        "K = P - b",
+    ),
+    Mutant(
+        "backup's K may be zero",
+        "collect",
+        "return max(1, num_live - self.b)",
+        "return num_live - self.b",
+        "a derived K is at least 1",
+    ),
+    Mutant(
+        "softsync's K may be zero",
+        "collect",
+        "return max(1, num_live // self.n)",
+        "return num_live // self.n",
+        "a derived K is at least 1",
+    ),
+    Mutant(
+        "hardsync waits for the dead",
+        "collect",
+        "return max(1, num_live)",
+        "object.__setattr__(self, 'p', max(getattr(self, 'p', 1), num_live))\n"
+        "        return self.p",
+        "hardsync follows P",
+    ),
+    Mutant(
+        "mean staleness of the other cell",
+        "collect",
+        "(k if self.cell.distinct else 1)",
+        "(1 if self.cell.distinct else k)",
+        "(P-K)/K and (P-1)/K",
+    ),
+)
+
+
+@contextmanager
+def mutated(mutant: Mutant | None) -> Iterator[MakeCoordinator]:
+    """How to make a coordinator of freshly loaded modules, one of them mutated.
+
+    The messages stay shared with the oracle, and the real modules are back afterwards.
+    """
+    names = [f"gruppetto.protocols.{module}" for module in MODULES]
+    real = {name: sys.modules[name] for name in names}
+    fresh: dict[str, ModuleType] = {}
+    try:
+        for module, name in zip(MODULES, names, strict=True):
+            path = FOLDER / f"{module}.py"
+            text = path.read_text(encoding="utf-8")
+            if mutant is not None and mutant.module == module:
+                text = text.replace(mutant.old, mutant.new)
+            spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
+            assert spec is not None
+            fresh[module] = sys.modules[name] = importlib.util.module_from_spec(spec)
+            code = compile(text, f"<mutated {module}.py>", "exec")
+            exec(code, vars(fresh[module]))
+        protocols, coordinator = fresh["collect"].PROTOCOLS, fresh["coordinator"].Coordinator
+        yield lambda settings: make_coordinator(settings, protocols, coordinator)
+    finally:
+        sys.modules.update(real)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a mutant died; ``by`` is None when it lived."""
+
+    by: str | None
+    #: Driver seeds run, the killing one included.
+    num_seeds: int
+
+
+def scripts() -> dict[str, Any]:
+    """The scripts that take nothing but a way to start a run."""
+    return {
+        name: test
+        for name, test in vars(test_coordinator_scripts).items()
+        if name.startswith("test_") and list(inspect.signature(test).parameters) == ["start"]
+    }
+
+
+def judge(mutant: Mutant | None, max_seeds: int = MAX_SEEDS) -> Verdict:
+    """Run the driver's seeds, then the scripts, until something is noticed."""
+    with mutated(mutant) as make:
+        for seed in range(max_seeds):
+            try:
+                drive(seed, make)
+            except AssertionError as error:
+                return Verdict(str(error).split("\n")[0].split(" (Settings")[0], seed + 1)
+
+        def start(protocol: str, **settings: Any) -> Watched:
+            return Watched(Settings(protocol, **settings), make)
+
+        for name, script in scripts().items():
+            try:
+                script(start)
+            except Exception:
+                return Verdict(name, max_seeds)
+    return Verdict(None, max_seeds)
+
+
+def main() -> int:
+    print(f"| {'mutant':40} | {'what it breaks':51} | seeds | killed by |")
+    print(f"|{'-' * 42}|{'-' * 53}|------:|-----------|")
+    alive = 0
+    for mutant in MUTANTS:
+        verdict = judge(mutant)
+        alive += verdict.by is None
+        by = verdict.by or "NOTHING"
+        print(f"| {mutant.name:40} | {mutant.breaks:51} | {verdict.num_seeds:5} | {by[:100]} |")
+    print(f"\n{len(MUTANTS) - alive} of {len(MUTANTS)} killed; the real thing: {judge(None)}")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
