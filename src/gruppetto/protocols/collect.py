@@ -1,10 +1,10 @@
 """The K-family as one table: who an update waits for, and what happens to unfinished work.
 
-    protocol        an update waits for       when it fires, unfinished   a finisher before that
-    k-sync          K distinct learners       is cancelled                waits
-    k-batch-sync    K mini-batches            is cancelled                starts another, same version
-    k-async         K distinct learners       goes on, arrives late       waits
-    k-batch-async   K mini-batches            goes on, arrives late       starts another, newest version
+    protocol        an update waits for    when it fires, the rest   a finisher before that
+    k-sync          K distinct learners    is cancelled              waits
+    k-batch-sync    K mini-batches         is cancelled              starts another, same version
+    k-async         K distinct learners    goes on, arrives late     waits
+    k-batch-async   K mini-batches         goes on, arrives late     starts another, newest version
 
 Two booleans span it; every protocol here is one of the four cells plus a rule for K. Sources:
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, "Slow and Stale Gradients Can Win the Race", AISTATS 2018,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gruppetto.errors import RunFolderError
 from gruppetto.runs.settings import Settings, read_settings
+from gruppetto.trace.folder import read_config, write_atomically
 
 __all__ = ["RunFolder", "new_folder", "versions_here"]
 
@@ -64,13 +65,6 @@ def new_folder(out: str | Path | None, label: str) -> Path:
     return folder
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing, also when killed."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
 class RunFolder:
     """Reads and writes the parts of a run that are not its trace."""
 
@@ -86,12 +80,8 @@ class RunFolder:
         Raises:
             RunFolderError: no run there.
         """
-        folder = cls(path)
-        if not folder.path.is_dir():
-            raise RunFolderError(f"{path} does not exist; expected the folder of a run")
-        if not (folder.path / "config.json").is_file():
-            raise RunFolderError(f"{path} holds no run: expected config.json in it")
-        return folder
+        read_config(Path(path))
+        return cls(path)
 
     @classmethod
     def create(cls, path: Path, settings: Settings) -> RunFolder:
@@ -102,28 +92,17 @@ class RunFolder:
         """
         folder = cls(path)
         content = {"settings": settings.model_dump(mode="json"), "versions": versions_here()}
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder.path / "config.json", json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be written: {error.strerror}") from None
+        text = json.dumps(content, indent=2) + "\n"
+        write_atomically(folder.path / "config.json", text.encode())
         return folder
-
-    def _config(self) -> dict[str, Any]:
-        path = self.path / "config.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return {"settings": content["settings"], "versions": content["versions"]}
-        except (ValueError, KeyError, TypeError):
-            raise RunFolderError(f"{path}: expected a run's settings, got something else") from None
 
     def settings(self) -> Settings:
         """The settings of the run."""
-        return read_settings(Settings, self._config()["settings"])
+        return read_settings(Settings, read_config(self.path).settings)
 
     def versions(self) -> dict[str, str]:
         """What the run was made with."""
-        return dict(self._config()["versions"])
+        return read_config(self.path).versions
 
     # ------------------------------------------------------- initial weights
 

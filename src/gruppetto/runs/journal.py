@@ -199,6 +199,7 @@ class Journal:
                 cancelled=coordinator.num_cancelled,
                 discarded=coordinator.num_discarded,
                 given_up=coordinator.ledger.num_given_up,
+                dropped=coordinator.ledger.num_dropped,
             )
         )
         every = self._settings.evaluate_every * per_epoch
@@ -209,7 +210,7 @@ class Journal:
             self._engine.request_stop(UPDATES)
 
     def _after_finish(self, reason: str) -> None:
-        if reason not in ("diverged",) and self._parts.coordinator.version > 0:
+        if reason != "diverged" and self._parts.coordinator.version > 0:
             last = self.evaluations[-1].version if self.evaluations else -1
             if last != self._parts.coordinator.version:
                 self._evaluate()

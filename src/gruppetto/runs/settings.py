@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gruppetto.errors import InvalidSetting
+from gruppetto.trace.metrics import is_lower_better
 
 __all__ = ["Settings", "Target", "read_settings"]
 
@@ -16,7 +17,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Target:
     """A metric's value at which a run may stop: ``accuracy=0.95``.
 
-    A name that ends in loss, error or distance is to fall to the value, any other to rise to it.
+    A metric that is better when lower (``loss``, ``error``, ...) is to fall to the value, any
+    other to rise to it.
 
     Raises:
         InvalidSetting: not ``name=number``.
@@ -30,7 +32,7 @@ class Target:
             equals = ""
         if not equals or not self.metric or self.value != self.value:
             raise InvalidSetting(f"target: expected metric=number like accuracy=0.95, got {text!r}")
-        self.falls = self.metric.endswith(("loss", "error", "distance"))
+        self.falls = is_lower_better(self.metric)
 
     def is_reached(self, metrics: dict[str, float]) -> bool:
         """Whether an evaluation reaches it.

@@ -84,6 +84,7 @@ class UpdateRow(msgspec.Struct, frozen=True, tag="update", tag_field="kind"):
     cancelled: int
     discarded: int
     given_up: int
+    dropped: int = 0
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, tag="evaluation", tag_field="kind"):

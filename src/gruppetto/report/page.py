@@ -1,0 +1,175 @@
+"""One HTML file with everything: opens offline, needs no script, the same bytes every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from gruppetto.errors import InvalidSetting
+from gruppetto.report import plots
+from gruppetto.report.data import (
+    ReportedRun,
+    Target,
+    differing_settings,
+    setting_text,
+    shared_metric,
+)
+from gruppetto.report.summary import summary, target_text, title
+from gruppetto.report.svg import to_svg
+from gruppetto.report.table import format_metric, rows
+from gruppetto.trace.folder import write_atomically
+
+__all__ = ["render_page", "write_page"]
+
+#: Hashes of the end row's result, in the order shown.
+_HASHES = ("weights_sha256", "state_sha256", "events_sha256")
+#: Tracebacks shown per run; a run that fails often fails the same way.
+_MAX_TRACEBACKS = 3
+
+
+@dataclass(frozen=True)
+class _Plot:
+    heading: str
+    #: What a reader who cannot see the picture is told.
+    description: str
+    caption: str
+    svg: Markup
+
+
+def write_page(runs: Sequence[ReportedRun], path: Path, target: Target | None = None) -> Path:
+    """Write the report of some runs as one self-contained HTML file.
+
+    Args:
+        runs: at least one, in the order to show them in, with distinct names.
+        path: the file, replaced as a whole if it exists; missing folders are made.
+        target: a metric and the value to reach, for the time to target.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidSetting: no runs.
+        RunFolderError: the file cannot be written.
+    """
+    write_atomically(path, render_page(runs, target).encode())
+    return path
+
+
+def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> str:
+    """The page that :func:`write_page` writes, as text."""
+    if not runs:
+        raise InvalidSetting("a report needs at least one run, got none")
+    environment = Environment(
+        loader=PackageLoader("gruppetto.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    settings = [run.settings for run in runs]
+    differing = differing_settings(settings)
+    keys = dict.fromkeys(key for each in settings for key in each)
+    versions = dict.fromkeys(key for run in runs for key in run.versions)
+    text = environment.get_template("page.html").render(
+        title=title(runs),
+        summary=summary(runs, target),
+        target=target_text(target) if target is not None else None,
+        table=rows(runs, target),
+        colours=[plots.run_style(index).colour for index in range(len(runs))],
+        plots=_plots(runs, target),
+        evaluated=any(run.trace.evaluations for run in runs),
+        runs=runs,
+        common={
+            key: setting_text(settings[0].get(key))
+            for key in keys
+            if len({setting_text(each.get(key)) for each in settings}) == 1
+        },
+        differing=differing,
+        differing_rows=[[setting_text(run.settings.get(key)) for key in differing] for run in runs],
+        versions=[
+            (key, list(dict.fromkeys(run.versions.get(key, "unknown") for run in runs)))
+            for key in versions
+        ],
+        hashes=[[run.result(key) for key in _HASHES] for run in runs],
+        hash_names=_HASHES,
+        max_tracebacks=_MAX_TRACEBACKS,
+    )
+    return text.rstrip() + "\n"
+
+
+def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[_Plot]:
+    names = ", ".join(run.name for run in runs)
+    metric = shared_metric(runs)
+    error = plots.error_label(metric) if metric else ""
+    time = plots.time_label(runs)
+    finals = "; ".join(
+        f"{run.name} ends at {format_metric('', float(curve.values[-1]))}"
+        for run in (runs if metric else [])
+        if len(curve := run.error(metric or "").where_finite())
+    )
+    lines = "Line chart of {} against {} for " + names + ". "
+    loss = "mean over the mini-batches applied; each on the version it was computed on"
+    spread = "; ".join(
+        f"{run.name}: mean {run.outcome.mean_staleness:.2f}, max {run.outcome.max_staleness}"
+        for run in runs
+    )
+    counts = "; ".join(
+        f"{run.name}: "
+        + ", ".join(f"{getattr(run.outcome, kind)} {name}" for kind, name, *_ in plots.KINDS)
+        for run in runs
+    )
+    heading = error.removesuffix(" (%)").capitalize()
+    figures: list[tuple[Figure | None, str, str, str]] = [
+        (
+            plots.error_against_time(runs, target),
+            f"{heading} against time",
+            lines.format(error, time) + finals + ".",
+            "at the time each evaluated version was published; evaluating it is left out",
+        ),
+        (
+            plots.error_against_updates(runs, target),
+            f"{heading} against updates",
+            lines.format(error, "updates") + finals + ".",
+            "the same evaluations, by version of the weights",
+        ),
+        (
+            plots.loss_against_time(runs),
+            "Training loss against time",
+            lines.format("training loss", time),
+            loss,
+        ),
+        (
+            plots.loss_against_updates(runs),
+            "Training loss against updates",
+            lines.format("training loss", "updates"),
+            loss,
+        ),
+        (
+            plots.staleness_histogram(runs),
+            "Staleness",
+            f"Histograms of staleness. {spread}.",
+            "updates that the server made between reading the weights and applying the gradient",
+        ),
+        (
+            plots.mini_batch_bars(runs),
+            "Mini-batches",
+            f"Stacked bars of mini-batches handed to learners. {counts}.",
+            "what became of each mini-batch handed to a learner; a cancelled or discarded one "
+            "goes back and is handed out again",
+        ),
+    ]
+    return [
+        _Plot(
+            heading=heading,
+            description=description.strip(),
+            caption=caption,
+            svg=Markup(to_svg(figure, f"plot{number}")),
+        )
+        for number, (figure, heading, description, caption) in enumerate(figures, start=1)
+        if figure is not None
+    ]

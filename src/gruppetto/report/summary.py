@@ -1,0 +1,127 @@
+"""The outcome of the runs in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gruppetto.report.data import (
+    ReportedRun,
+    Target,
+    setting_text,
+    shared_metric,
+    shared_unit,
+)
+from gruppetto.report.table import format_metric, format_number
+from gruppetto.trace.metrics import is_lower_better
+
+__all__ = ["summary", "target_text", "title"]
+
+#: Above this many runs only the best and the worst are named.
+_FEW = 4
+#: Before a unit, so that it does not start a line.
+_NBSP = "\u00a0"
+
+
+def title(runs: Sequence[ReportedRun]) -> str:
+    """The page's heading: the task, and the run or how many there are."""
+    tasks = {setting_text(run.settings.get("task", "task")) for run in runs}
+    task = tasks.pop() if len(tasks) == 1 else "several tasks"
+    if len(runs) == 1:
+        return f"{task}: {runs[0].name}"
+    return f"{task}: {len(runs)} runs compared"
+
+
+def target_text(target: Target) -> str:
+    """A target in words: ``test accuracy 95 %``."""
+    metric, goal = target
+    if metric == "accuracy":
+        return f"test accuracy {100 * goal:g}{_NBSP}%"
+    return f"test {metric.replace('_', ' ')} {goal:g}"
+
+
+def summary(runs: Sequence[ReportedRun], target: Target | None = None) -> str:
+    """Who reached the target first, how accurate the runs became, and which did not end."""
+    sentences = [_race(runs, target)] if target is not None else []
+    sentences += [_quality(runs), _unfinished(runs)]
+    return " ".join(filter(None, sentences))
+
+
+def _race(runs: Sequence[ReportedRun], target: Target) -> str:
+    goal = target_text(target)
+    times = [(run.time_to(target), run) for run in runs]
+    reached = [(time, run) for time, run in times if time is not None]
+    missed = [run.name for time, run in times if time is None]
+    if not reached:
+        return f"No run reached {goal}." if len(runs) > 1 else f"It did not reach {goal}."
+    if shared_unit(runs) is None:
+        named = _listed([f"{run.name} at {_time(time, run)}" for time, run in reached])
+        return f"{goal[0].upper()}{goal[1:]} was reached by {named} (units differ)."
+    reached.sort(key=lambda pair: pair[0])
+    first_time, first = reached[0]
+    if len(runs) == 1:
+        return f"It reached {goal} after {_time(first_time, first)}."
+    text = f"{first.name} reached {goal} first, after {_time(first_time, first)}"
+    last_time, last = reached[-1]
+    if len(reached) > 1:
+        text += f"; {last.name} took longest, {_time(last_time, last)}"
+        if first_time > 0 and last_time >= 1.05 * first_time:
+            text += f" ({last_time / first_time:.1f} times as long)"
+    if missed:
+        text += f"; {_listed(missed)} did not reach it"
+    return text + "."
+
+
+def _quality(runs: Sequence[ReportedRun]) -> str:
+    metric = shared_metric(runs)
+    finals = [(run.final(metric), run) for run in runs] if metric else []
+    known = [(value, run) for value, run in finals if value is not None]
+    if metric is None or not known:
+        return _no_evaluation(runs)
+    name = f"test {metric.replace('_', ' ')}"
+    unit = f"{_NBSP}%" if metric == "accuracy" else ""
+
+    def text(value: float) -> str:
+        return f"{format_metric(metric, value)}{unit}"
+
+    if len(runs) == 1:
+        value, run = known[0]
+        verb = "ended at" if run.outcome.has_ended else "was at"
+        return (
+            f"It {verb} {name} {text(value)} after {format_number(run.outcome.updates)} updates "
+            f"and {_time(run.outcome.time, run)}."
+        )
+    known.sort(key=lambda pair: pair[0], reverse=not is_lower_better(metric))
+    if len(known) <= _FEW:
+        named = _listed([f"{run.name} {text(value)}" for value, run in known])
+        return f"Final {name}: {named}."
+    (best, first), (worst, last) = known[0], known[-1]
+    return f"Final {name}: from {text(best)} ({first.name}) to {text(worst)} ({last.name})."
+
+
+def _no_evaluation(runs: Sequence[ReportedRun]) -> str:
+    subject = "It" if len(runs) == 1 else "The runs"
+    if len(runs) == 1:
+        outcome = runs[0].outcome
+        return (
+            f"{subject} made {format_number(outcome.updates)} updates in "
+            f"{_time(outcome.time, runs[0])} and was not evaluated."
+        )
+    return f"{subject} have no evaluation in common."
+
+
+def _unfinished(runs: Sequence[ReportedRun]) -> str:
+    names = [run.name for run in runs if not run.outcome.has_ended]
+    if not names:
+        return ""
+    if len(runs) == 1:
+        return "It did not end; the numbers are those of its last rows."
+    numbers = "its numbers are those of its" if len(names) == 1 else "their numbers are of their"
+    return f"{_listed(names)} did not end; {numbers} last rows."
+
+
+def _time(value: float, run: ReportedRun) -> str:
+    return f"{format_number(float(value))} {run.time_unit}".replace(" ", _NBSP)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]

@@ -1,0 +1,114 @@
+"""``gp.compare``: several runs side by side, everything but what is compared equal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gruppetto.errors import GruppettoError, InvalidSetting, RunFailed
+from gruppetto.runs.folder import RunFolder, new_folder
+from gruppetto.runs.settings import Settings
+from gruppetto.runs.train import plan_run, start_run
+from gruppetto.training.task import Task
+
+__all__ = ["Comparison", "compare", "grid"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that have ended, in the order they were asked for.
+
+    Attributes:
+        folder: holds one folder per run.
+        results: the summary of each; a failed one has ``error``.
+        folders: where each run is.
+    """
+
+    folder: Path
+    results: list[dict[str, Any]]
+    folders: list[Path] = field(repr=False)
+
+
+def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of several values per option, the last option fastest.
+
+    >>> grid({"protocol": ["hardsync", "async"], "seed": [0, 1]})[1]
+    {'protocol': 'hardsync', 'seed': 1}
+    """
+    return [
+        dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    ]
+
+
+def compare(
+    task: Task | str,
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    **common: Any,
+) -> Comparison:
+    """Run a task several times; all settings are checked before the first run starts.
+
+    Args:
+        task: as for :func:`gruppetto.train`.
+        runs: what differs: ``[{"protocol": "hardsync"}, {"protocol": "async"}]``.
+        out: folder of the comparison. Default: a new one under ``runs/``.
+        progress: show a bar per run on standard error.
+        **common: what is the same for all, as for :func:`gruppetto.train`.
+
+    Returns:
+        The comparison. A run that fails (diverges, ...) is kept, with ``error`` in its result,
+        and the others go on.
+
+    Raises:
+        UsageError: something given cannot work; nothing was written.
+    """
+    if not runs:
+        raise InvalidSetting("compare: expected at least one run, got none")
+    plans = [
+        plan_run(task, **{"protocol": "hardsync", "learners": 4, "delays": {}, **common, **run})
+        for run in runs
+    ]
+    labels = [label_of(run, settings) for run, (settings, _) in zip(runs, plans, strict=True)]
+    folder = new_folder(out, f"compare-{plans[0][1].task.name}")
+    results: list[dict[str, Any]] = []
+    folders: list[Path] = []
+    for number, (label, (settings, ingredients)) in enumerate(zip(labels, plans, strict=True)):
+        path = folder / f"{number:02d}-{_safe(label)}"
+        folders.append(path)
+        try:
+            run = start_run(settings, ingredients, out=path, label=label, progress=progress)
+            results.append(run.result)
+        except RunFailed as error:
+            results.append({**_recorded(path, settings), "error": str(error)})
+        if results[-1].get("stopped_by") == "interrupted":
+            break
+    return Comparison(folder, results, folders[: len(results)])
+
+
+def label_of(run: Mapping[str, Any], settings: Settings) -> str:
+    """What tells a run from the others in words: ``async modulation=none``."""
+    others = [key for key in run if key not in ("protocol", "delays")]
+    return " ".join(
+        [settings.protocol, *(f"{key}={getattr(settings, key, run[key])}" for key in others)]
+    )
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "._=-" else "-" for c in label)
+
+
+def _recorded(path: Path, settings: Settings) -> dict[str, Any]:
+    from gruppetto.trace import read_trace
+
+    try:
+        end = read_trace(RunFolder.open(path).trace).end
+    except GruppettoError:
+        end = None
+    if end is not None:
+        return end.result
+    return {"run": str(path), "protocol": settings.protocol, "stopped_by": "failed"}

@@ -1,0 +1,48 @@
+"""``gp.export``: a run's newest weights as the plain ``state_dict`` that PyTorch users expect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from gruppetto.errors import InvalidSetting, RunFolderError
+from gruppetto.runs.folder import RunFolder
+
+__all__ = ["export"]
+
+
+def export(run: str | Path, out: str | Path | None = None) -> Path:
+    """Write the weights of a run's newest checkpoint; the task is not needed.
+
+    Args:
+        run: its folder.
+        out: ``FILE.pt`` (``torch.load`` reads it) or ``FILE.safetensors``. Default:
+            ``RUN/model.pt``.
+
+    Raises:
+        RunFolderError: no run or no checkpoint there, or the file cannot be written.
+        InvalidSetting: another ending.
+    """
+    folder = RunFolder.open(run)
+    _, tensors, plain = folder.load_checkpoint()
+    path = Path(out) if out is not None else folder.path / "model.pt"
+    names = plain["server"]["state_dict"]
+    state = {key: tensors[name] for key, name in names.items()}
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            # Tied weights are one tensor under several keys, which this format does not know.
+            save_file({key: tensor.clone() for key, tensor in state.items()}, part)
+        elif path.suffix in (".pt", ".pth"):
+            torch.save(state, part)
+        else:
+            raise InvalidSetting(f"export: expected FILE.pt or FILE.safetensors, got {path}")
+        os.replace(part, path)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from None
+    return path

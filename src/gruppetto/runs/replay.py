@@ -1,0 +1,144 @@
+"""``gp.replay``: feed a run's events again and see whether the same weights come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gruppetto.engines.replay import ReplayEngine
+from gruppetto.errors import (
+    ImpossibleEvent,
+    InvalidSetting,
+    ReplayMismatch,
+    TraceError,
+)
+from gruppetto.protocols.messages import (
+    ApplyUpdate,
+    Command,
+    Event,
+    GradientFailed,
+)
+from gruppetto.runs.execute import summarise
+from gruppetto.runs.folder import RunFolder, versions_here
+from gruppetto.runs.journal import Tally
+from gruppetto.runs.parts import build_parts, prepared_torch
+from gruppetto.runs.progress import Progress
+from gruppetto.runs.train import recall
+from gruppetto.trace import EventRow, Trace, encode_message, read_trace
+from gruppetto.training.optimizers import OptimizerFactory, Schedule
+from gruppetto.training.task import Task
+
+__all__ = ["COMPARED", "replay"]
+
+#: What has to be equal, all of it recomputed.
+COMPARED = ("weights_sha256", "state_sha256", "events_sha256", "commands_sha256")
+
+
+class _ReplayJournal:
+    """Counts and hashes, and writes nothing."""
+
+    def __init__(
+        self, tally: Tally, rows: Sequence[EventRow], advance: Callable[..., None]
+    ) -> None:
+        self._tally = tally
+        self._rows = rows
+        self._advance = advance
+        #: The first row whose commands differ from the recorded ones.
+        self.first_difference: int | None = None
+
+    def record(self, event: Event, commands: Sequence[Command], time: float) -> None:
+        row = self._tally.num_events
+        self._tally.count(event, commands, time, encode_message(event))
+        if isinstance(event, GradientFailed):
+            self._tally.work.pop(event.lease, None)
+        same = self._tally.commands.hexdigest()[:16] == self._rows[row].commands
+        if not same and self.first_difference is None:
+            self.first_difference = row
+
+    def carried_out(self, event: Event, commands: Sequence[Command], time: float) -> None:
+        for command in commands:
+            if isinstance(command, ApplyUpdate):
+                self._tally.settle(command)
+                coordinator = self._tally.coordinator
+                self._advance(coordinator.num_samples_applied, command.version, time)
+
+
+def replay(
+    run: str | Path,
+    *,
+    task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    schedule: Schedule | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Re-feed the event rows of a run, whichever engine made it, and recompute everything else.
+
+    Args:
+        run: its folder.
+        task, optimizer, schedule: as given to the run, where they were objects.
+        progress: show a bar on standard error.
+
+    Returns:
+        The JSON summary of the run as it comes out now, with ``matches``: whether weights,
+        state, events and commands have the recorded hashes; and ``difference``, in words.
+
+    Raises:
+        UsageError: no run there, one that did not end, or one that needs other threads.
+    """
+    folder = RunFolder.open(run)
+    settings = folder.settings()
+    trace = read_trace(folder.trace)
+    if trace.end is None:
+        raise TraceError(f"{run} did not end (killed or still running); resume it, then replay it")
+    recorded = trace.end.result
+    if trace.end.result["threads"] != settings.threads:
+        raise InvalidSetting(
+            f"{run} ran with {recorded['threads']} threads and its settings say {settings.threads}"
+        )
+    with prepared_torch(settings):
+        parts = build_parts(settings, recall(folder, settings, task, optimizer, schedule))
+        tally = Tally(parts.coordinator)
+        total = recorded["samples"]
+        bar = Progress(f"replay {settings.protocol}", total, progress)
+        journal = _ReplayJournal(tally, trace.events, bar.advance)
+        difference: str | None = None
+        with bar:
+            try:
+                events = _events(trace)
+                engine = ReplayEngine(parts.server, parts.learner, events)
+                engine.run(parts.coordinator, journal)
+            except (ImpossibleEvent, ReplayMismatch) as error:
+                difference = str(error)
+        result = summarise(parts, tally, trace.evaluations, folder)
+    for key in ("train_loss", "target_reached_at", "wall_time", "test_loss", "test_accuracy"):
+        result[key] = recorded[key]
+    different = [key for key in COMPARED if result[key] != recorded[key]]
+    result["matches"] = difference is None and not different
+    if difference is None and different:
+        difference = f"{', '.join(different)} differ from the recorded run"
+        if journal.first_difference is not None:
+            difference += f"; commands differ from event row {journal.first_difference} on"
+    others = _other_versions(folder)
+    if difference is not None and others:
+        difference += f"; recorded with {others}"
+    result["difference"] = difference
+    return result
+
+
+def _events(trace: Trace) -> list[tuple[float, Event]]:
+    try:
+        return [(row.time, row.decode()) for row in trace.events]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise ReplayMismatch(f"the trace has a row that is no event: {error}") from None
+
+
+def _other_versions(folder: RunFolder) -> str:
+    here = versions_here()
+    return ", ".join(
+        f"{name} {value} (here {here.get(name)})"
+        for name, value in folder.versions().items()
+        if here.get(name) != value
+    )
