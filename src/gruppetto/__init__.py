@@ -7,43 +7,82 @@
 90
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-from gruppetto.errors import (
-    Diverged,
-    GruppettoError,
-    ImpossibleEvent,
-    InvalidSetting,
-    LearnersLost,
-    ReplayMismatch,
-    RunFailed,
-    RunFolderError,
-    TaskError,
-    TooManyGivenUp,
-    TraceError,
-    UsageError,
-)
-from gruppetto.protocols import (
-    Async,
-    Backup,
-    Hardsync,
-    KAsync,
-    KBatchAsync,
-    KBatchSync,
-    KSync,
-    Rennala,
-    Softsync,
-)
-from gruppetto.runs.compare import compare
-from gruppetto.runs.execute import Run
-from gruppetto.runs.export import export
-from gruppetto.runs.replay import replay
-from gruppetto.runs.train import resume, train
-from gruppetto.staleness import Inverse, InverseMean, NoModulation
-from gruppetto.training.optimizers import optimizer, schedule
-from gruppetto.training.task import Task
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = _version("gruppetto")
+if TYPE_CHECKING:
+    from gruppetto.errors import (
+        Diverged,
+        GruppettoError,
+        ImpossibleEvent,
+        InvalidSetting,
+        LearnersLost,
+        ReplayMismatch,
+        RunFailed,
+        RunFolderError,
+        TaskError,
+        TooManyGivenUp,
+        TraceError,
+        UsageError,
+    )
+    from gruppetto.protocols import (
+        Async,
+        Backup,
+        Hardsync,
+        KAsync,
+        KBatchAsync,
+        KBatchSync,
+        KSync,
+        Rennala,
+        Softsync,
+    )
+    from gruppetto.runs.compare import compare
+    from gruppetto.runs.execute import Run
+    from gruppetto.runs.export import export
+    from gruppetto.runs.replay import replay
+    from gruppetto.runs.train import resume, train
+    from gruppetto.staleness import Inverse, InverseMean, NoModulation
+    from gruppetto.training.optimizers import optimizer, schedule
+    from gruppetto.training.task import Task
+
+#: Where each public name lives. Loaded at first use: reading a trace must not wait for torch.
+_HOMES = {
+    "Async": "gruppetto.protocols",
+    "Backup": "gruppetto.protocols",
+    "Diverged": "gruppetto.errors",
+    "GruppettoError": "gruppetto.errors",
+    "Hardsync": "gruppetto.protocols",
+    "ImpossibleEvent": "gruppetto.errors",
+    "InvalidSetting": "gruppetto.errors",
+    "Inverse": "gruppetto.staleness",
+    "InverseMean": "gruppetto.staleness",
+    "KAsync": "gruppetto.protocols",
+    "KBatchAsync": "gruppetto.protocols",
+    "KBatchSync": "gruppetto.protocols",
+    "KSync": "gruppetto.protocols",
+    "LearnersLost": "gruppetto.errors",
+    "NoModulation": "gruppetto.staleness",
+    "Rennala": "gruppetto.protocols",
+    "ReplayMismatch": "gruppetto.errors",
+    "Run": "gruppetto.runs.execute",
+    "RunFailed": "gruppetto.errors",
+    "RunFolderError": "gruppetto.errors",
+    "Softsync": "gruppetto.protocols",
+    "Task": "gruppetto.training.task",
+    "TaskError": "gruppetto.errors",
+    "TooManyGivenUp": "gruppetto.errors",
+    "TraceError": "gruppetto.errors",
+    "UsageError": "gruppetto.errors",
+    "compare": "gruppetto.runs.compare",
+    "export": "gruppetto.runs.export",
+    "optimizer": "gruppetto.training.optimizers",
+    "replay": "gruppetto.runs.replay",
+    "resume": "gruppetto.runs.train",
+    "schedule": "gruppetto.training.optimizers",
+    "train": "gruppetto.runs.train",
+}
 
 __all__ = [
     "Async",
@@ -80,3 +119,18 @@ __all__ = [
     "schedule",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gruppetto")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gruppetto' has no attribute {name!r}")
+    value = globals()[name] = getattr(_import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

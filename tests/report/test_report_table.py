@@ -23,7 +23,7 @@ def test_rows_have_the_numbers_of_the_runs() -> None:
     assert list(table[0]) == [
         "protocol", "time to target (virtual s)", "final accuracy (%)", "time (virtual s)",
         "updates", "mean staleness", "max staleness", "applied", "cancelled", "discarded",
-        "given up", "stopped by",
+        "given up", "dropped", "stopped by",
     ]  # fmt: skip
     assert all(list(row) == list(table[0]) for row in table)
     assert [row["protocol"] for row in table] == [

@@ -13,7 +13,7 @@ from gruppetto.report.data import ReportedRun, Target, shared_metric, shared_uni
 __all__ = ["final_heading", "format_metric", "format_number", "results_table", "rows"]
 
 #: Headings that the terminal leaves to the page.
-_PAGE_ONLY = ("applied", "cancelled", "discarded", "given up", "stopped by")
+_PAGE_ONLY = ("applied", "cancelled", "discarded", "given up", "dropped", "stopped by")
 
 
 def format_number(value: float) -> str:
