@@ -63,9 +63,14 @@ class RunFailed(GruppettoError):
 
     Attributes:
         stopped_by: the machine-readable reason, as in the JSON output.
+        result: the summary of what was done, empty where nothing was.
     """
 
     stopped_by = "failed"
+
+    def __init__(self, message: str, result: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.result = result if result is not None else {}
 
 
 class Diverged(RunFailed):

@@ -5,6 +5,7 @@
 """
 
 from gruppetto.report.data import ReportedRun, distinct_labels
+from gruppetto.report.load import load_runs
 from gruppetto.report.table import results_table
 
-__all__ = ["ReportedRun", "distinct_labels", "results_table"]
+__all__ = ["ReportedRun", "distinct_labels", "load_runs", "results_table"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gruppetto.errors import GruppettoError, InvalidSetting, RunFailed
-from gruppetto.runs.folder import RunFolder, new_folder
-from gruppetto.runs.settings import Settings
+from gruppetto.errors import InvalidSetting, RunFailed
+from gruppetto.runs.folder import new_folder
+from gruppetto.runs.parts import Ingredients, build_parts, prepared_torch
+from gruppetto.runs.settings import Settings, Target
 from gruppetto.runs.train import plan_run, start_run
 from gruppetto.training.task import Task
 
@@ -49,6 +51,8 @@ def compare(
     *,
     out: str | Path | None = None,
     progress: bool | None = None,
+    target: str | None = None,
+    on_start: Callable[[bool, Settings], None] | None = None,
     **common: Any,
 ) -> Comparison:
     """Run a task several times; all settings are checked before the first run starts.
@@ -58,6 +62,8 @@ def compare(
         runs: what differs: ``[{"protocol": "hardsync"}, {"protocol": "async"}]``.
         out: folder of the comparison. Default: a new one under ``runs/``.
         progress: show a bar per run on standard error.
+        target: ``accuracy=0.95``: what runs will be compared by; they do not stop there.
+        on_start: called before each run: is its modulation the protocol's default, its settings.
         **common: what is the same for all, as for :func:`gruppetto.train`.
 
     Returns:
@@ -73,6 +79,11 @@ def compare(
         plan_run(task, **{"protocol": "hardsync", "learners": 4, "delays": {}, **common, **run})
         for run in runs
     ]
+    if target is not None:
+        _check_target(Target(target), *plans[0])
+    for settings, ingredients in plans:
+        with prepared_torch(settings):
+            build_parts(settings, ingredients)
     labels = [label_of(run, settings) for run, (settings, _) in zip(runs, plans, strict=True)]
     folder = new_folder(out, f"compare-{plans[0][1].task.name}")
     results: list[dict[str, Any]] = []
@@ -80,11 +91,15 @@ def compare(
     for number, (label, (settings, ingredients)) in enumerate(zip(labels, plans, strict=True)):
         path = folder / f"{number:02d}-{_safe(label)}"
         folders.append(path)
+        is_default = "modulation" not in {**common, **runs[number]}
+        hook = None if on_start is None else partial(on_start, is_default)
         try:
-            run = start_run(settings, ingredients, out=path, label=label, progress=progress)
+            run = start_run(
+                settings, ingredients, out=path, label=label, progress=progress, on_start=hook
+            )
             results.append(run.result)
         except RunFailed as error:
-            results.append({**_recorded(path, settings), "error": str(error)})
+            results.append({**error.result, "error": str(error)})
         if results[-1].get("stopped_by") == "interrupted":
             break
     return Comparison(folder, results, folders[: len(results)])
@@ -102,13 +117,7 @@ def _safe(label: str) -> str:
     return "".join(c if c.isalnum() or c in "._=-" else "-" for c in label)
 
 
-def _recorded(path: Path, settings: Settings) -> dict[str, Any]:
-    from gruppetto.trace import read_trace
-
-    try:
-        end = read_trace(RunFolder.open(path).trace).end
-    except GruppettoError:
-        end = None
-    if end is not None:
-        return end.result
-    return {"run": str(path), "protocol": settings.protocol, "stopped_by": "failed"}
+def _check_target(target: Target, settings: Settings, ingredients: Ingredients) -> None:
+    with prepared_torch(settings):
+        server = build_parts(settings, ingredients).server
+        target.is_reached(server.evaluate(0, settings.seed))

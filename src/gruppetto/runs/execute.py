@@ -64,6 +64,7 @@ def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFo
     journal.end(result)
     error = failure_of(reason, parts, folder)
     if error is not None:
+        error.result = result
         raise error
     return Run(
         folder=folder,

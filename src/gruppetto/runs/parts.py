@@ -108,6 +108,9 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
         ingredients.initial,
     )
     _check_memory(settings, protocol, server)
+    target = None if settings.target is None else Target(settings.target)
+    if target is not None:  # a metric that does not exist is better known before the first epoch
+        target.is_reached(server.evaluate(0, settings.seed))
     learner = Learner(task, server.replica(), server.layout, mini_batches, settings.seed, device)
     total = None
     if settings.epochs is not None:
@@ -129,7 +132,7 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
         mini_batches=mini_batches,
         delays=delays,
         faults=None if settings.faults is None else FAULT_PLANS.parse(settings.faults),
-        target=None if settings.target is None else Target(settings.target),
+        target=target,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 __all__ = ["Progress", "standard_error"]
+
+_MAX_WARNINGS: Final = 3
 
 
 def standard_error() -> Console:
@@ -44,6 +47,7 @@ class Progress:
         )
         self._task = self._bar.add_task(label, total=total_samples, news="")
         self._metrics = ""
+        self._num_warnings = 0
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -68,6 +72,10 @@ class Progress:
         self._metrics = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
     def warn(self, text: str) -> None:
-        """Say something that must not be missed."""
-        if not self._is_silent:
-            self.console.print(f"[yellow]gruppetto:[/] {text}", markup=True)
+        """Say something that must not be missed; the trace has what is said too often."""
+        self._num_warnings += 1
+        if self._is_silent or self._num_warnings > _MAX_WARNINGS:
+            return
+        if self._num_warnings == _MAX_WARNINGS:
+            text += " (more of these are in the trace only)"
+        self.console.print(f"gruppetto: {text}", markup=False)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gruppetto.errors import InvalidSetting
+from gruppetto.spec import suggest
 from gruppetto.trace.metrics import is_lower_better
 
 __all__ = ["Settings", "Target", "read_settings"]
@@ -117,6 +118,10 @@ def read_settings(model: type[M], values: dict[str, Any]) -> M:
         message = first["msg"].replace("Input should be", "expected it to be")
         if first["type"] == "value_error":
             raise InvalidSetting(str(first["ctx"]["error"])) from None
+        if first["type"] == "extra_forbidden":
+            raise InvalidSetting(
+                f"unknown setting {where!r}; {suggest(where, list(model.model_fields))}"
+            ) from None
         if first["type"] == "missing":
             raise InvalidSetting(f"{where}: a value is required") from None
         raise InvalidSetting(

@@ -160,11 +160,14 @@ def start_run(
     label: str | None = None,
     progress: bool | None = None,
     on_event: Callable[[Row], object] | None = None,
+    on_start: Callable[[Settings], None] | None = None,
 ) -> Run:
-    """Check everything, make the folder, and run."""
+    """Check everything, say so (``on_start``), make the folder, and run."""
     path = new_folder(out, f"{ingredients.task.name}-{settings.protocol}")
     with prepared_torch(settings):
         parts = build_parts(settings, ingredients)
+        if on_start is not None:
+            on_start(settings)
         folder = RunFolder.create(path, settings)
         if ingredients.initial is not None:
             folder.save_initial(ingredients.initial)

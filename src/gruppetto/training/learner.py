@@ -72,6 +72,9 @@ class Learner:
         self._seed = seed
         self._device = device
         self._flat = layout.adopt(model, device)
+        #: Gradients are gathered here; its views are made once.
+        self._gathered = layout.zeros(device)
+        self._views = layout.views(self._gathered)
         parameters = dict(model.named_parameters())
         self._trained = [parameters[slot.name] for slot in layout.slots]
         self._parameters = list(parameters.values())
@@ -100,20 +103,19 @@ class Learner:
         return self._collect(loss.item(), num_samples, weights)
 
     def _collect(self, loss: float, num_samples: int, weights: Weights) -> Gradient:
-        flat = self._layout.zeros(self._device)
         targets, sources, absent = [], [], []
-        for index, (view, parameter) in enumerate(
-            zip(self._layout.views(flat), self._trained, strict=True)
-        ):
+        for index, (view, parameter) in enumerate(zip(self._views, self._trained, strict=True)):
             gradient = parameter.grad
             if gradient is None:
                 absent.append(index)
+                view.zero_()
                 continue
             if gradient.is_sparse:
                 gradient = self._densify(gradient)
             targets.append(view)
             sources.append(gradient)
         torch._foreach_copy_(targets, sources)
+        flat = self._gathered.clone()
         if loss - loss != 0.0 or not flat.is_finite():
             raise NotFinite(f"loss {loss}")
         with torch.no_grad():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from gruppetto.errors import TaskError
@@ -36,7 +36,7 @@ class MiniBatches:
         self._task = task
         self._batch_size = batch_size
         self._seed = seed
-        self._orders: dict[int, Sequence[int]] = {}
+        self._orders: dict[int, Tensor] = {}
         self.samples_per_epoch = len(self._order(0, None))
         if self.samples_per_epoch == 0:
             raise TaskError("sampler: expected at least one index for epoch 0, got none")
@@ -46,11 +46,10 @@ class MiniBatches:
         whole = task.collate_fn in (None, default_collate) and type(task.train) is TensorDataset
         self._tensors = task.train.tensors if whole else None
 
-    def indices(self, mini_batch: int) -> Sequence[int]:
+    def indices(self, mini_batch: int) -> list[int]:
         """Sample indices of a mini-batch, in order."""
-        epoch, position = divmod(mini_batch, self.per_epoch)
-        order = self._order(epoch, self.samples_per_epoch)
-        return order[position * self._batch_size : (position + 1) * self._batch_size]
+        picked: list[int] = self._pick(mini_batch).tolist()
+        return picked
 
     def fetch(self, mini_batch: int, device: torch.device) -> tuple[Any, int]:
         """Fetch and collate a mini-batch under its own random stream.
@@ -58,29 +57,34 @@ class MiniBatches:
         Returns:
             The batch, on the CPU, and its number of samples.
         """
-        indices = self.indices(mini_batch)
         if self._tensors is not None:  # nothing here draws a random number
-            picked = torch.as_tensor(indices)
-            return [tensor[picked] for tensor in self._tensors], len(indices)
+            picked = self._pick(mini_batch)
+            return [tensor[picked] for tensor in self._tensors], len(picked)
         seed_everything(self._seed, Stream.DATA, mini_batch, device)
+        indices = self.indices(mini_batch)
         data = self._task.train
         if hasattr(data, "__getitems__"):
-            samples = data.__getitems__(list(indices))
+            samples = data.__getitems__(indices)
         else:
             samples = [data[i] for i in indices]
         return self._task.collate(samples), len(indices)
 
-    def _order(self, epoch: int, expected: int | None) -> Sequence[int]:
+    def _pick(self, mini_batch: int) -> Tensor:
+        epoch, position = divmod(mini_batch, self.per_epoch)
+        order = self._order(epoch, self.samples_per_epoch)
+        return order[position * self._batch_size : (position + 1) * self._batch_size]
+
+    def _order(self, epoch: int, expected: int | None) -> Tensor:
         order = self._orders.get(epoch)
         if order is not None:
             return order
         seed = stream_seed(self._seed, Stream.ORDER, epoch)
         if self._task.sampler is None:
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(self._task.train), generator=generator).tolist()
+            order = torch.randperm(len(self._task.train), generator=generator)
         else:
             seed_everything(self._seed, Stream.ORDER, epoch, torch.device("cpu"))
-            order = [int(i) for i in self._task.sampler(epoch)]
+            order = torch.tensor([int(i) for i in self._task.sampler(epoch)], dtype=torch.int64)
         if expected is not None and len(order) != expected:
             raise TaskError(
                 f"sampler: expected {expected} indices as in epoch 0, got {len(order)} for "

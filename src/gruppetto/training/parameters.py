@@ -9,6 +9,7 @@ aligned, and a segment may start at any parameter. The gaps are zero and stay ze
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ class Flat:
         for vector in self.vectors:
             # The sum is finite unless an element is not, or large ones overflow: a cheap first
             # look, ten times faster than looking at each element.
-            if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
+            if not math.isfinite(vector.sum().item()) and not bool(torch.isfinite(vector).all()):
                 return False
         return True
 

@@ -1,0 +1,84 @@
+"""The command ``gruppetto``: one file per command; errors in one sentence.
+
+Exit 0 done, 1 failed, 2 bad usage, 130 interrupted and resumable.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from gruppetto.cli.compare import compare, report
+from gruppetto.cli.listing import clips, delays, modulations, optimizers, protocols, tasks
+from gruppetto.cli.output import Interrupted, print_json
+from gruppetto.cli.replay import export, replay
+from gruppetto.cli.train import resume, train
+from gruppetto.errors import GruppettoError, RunFailed
+
+__all__ = ["cli", "main"]
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start here: gruppetto train digits --protocol async --delay exponential:mean=1",
+)
+@click.version_option(package_name="gruppetto")
+def cli() -> None:
+    """Train PyTorch models with gradients that arrive late."""
+
+
+for _command in (
+    train,
+    compare,
+    resume,
+    replay,
+    report,
+    export,
+    tasks,
+    protocols,
+    modulations,
+    delays,
+    optimizers,
+    clips,
+):
+    cli.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_run(words))
+
+
+def _run(words: list[str]) -> int:
+    as_json = "--json" in words
+    try:
+        cli.main(args=words, prog_name="gruppetto", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except Interrupted as error:
+        return _fail(str(error), 130)
+    except RunFailed as error:
+        if as_json and error.result is not None:
+            print_json({"run": None, **error.result, "error": str(error)})
+        return _fail(str(error), 1)
+    except GruppettoError as error:
+        return _fail(str(error), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing is left to say, also not at shutdown.
+        sys.stderr.close()
+        return 1
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    # One line, whatever a library put into it.
+    click.echo(f"gruppetto: {' '.join(message.split())}", err=True)
+    return code

@@ -1,0 +1,135 @@
+"""The options of ``train`` and ``compare``: one table, so that both take the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from gruppetto.errors import InvalidSetting
+
+__all__ = ["OPTIONS", "as_json", "out", "quiet", "run_options", "split_delays"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a run."""
+
+    flag: str
+    type: Any
+    help: str
+    metavar: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The setting it sets."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "--protocol", str, "Who waits for whom; see `gruppetto protocols`.  [hardsync]", "NAME:K=V"
+    ),
+    Option("--learners", int, "How many compute gradients.  [4]"),
+    Option("--batch-size", int, "Samples of one mini-batch, per learner.  [the task's]"),
+    Option("--epochs", float, "Passes over the data.  [the task's, unless updates or max-time]"),
+    Option("--updates", int, "Stop after so many updates."),
+    Option("--max-time", float, "Stop after so many seconds of run time."),
+    Option("--target", str, "Stop when an evaluation reaches it, like accuracy=0.95.", "METRIC=X"),
+    Option("--engine", click.Choice(["virtual"]), "Where learners run.  [virtual]"),
+    Option(
+        "--delay",
+        str,
+        "How long a mini-batch takes, in seconds; I=LAW for learner I alone; see "
+        "`gruppetto delays`.  [constant:value=1]",
+        "[I=]LAW:K=V",
+    ),
+    Option("--optimizer", str, "Like sgd:lr=0.1,momentum=0.9.  [the task's]", "NAME:K=V"),
+    Option(
+        "--modulation",
+        str,
+        "What a late gradient is worth; see `gruppetto modulations`.  "
+        "[inverse-mean:cap=true for asynchronous protocols, else none]",
+        "NAME:K=V",
+    ),
+    Option("--clip", str, "Clip the combined gradient: norm:max= or value:max=.", "NAME:K=V"),
+    Option(
+        "--on-late",
+        click.Choice(["requeue", "drop"]),
+        "What happens to mini-batches cancelled or lost.  [requeue]",
+    ),
+    Option("--max-attempts", int, "Give a mini-batch up after so many failures.  [3]"),
+    Option("--max-given-up", int, "Fail when more mini-batches are given up.  [0]"),
+    Option("--faults", str, "Make things go wrong, like random:die=0.01,seed=1.", "random:K=V"),
+    Option("--evaluate", click.Choice(["live", "off"]), "Evaluate on test data.  [live]"),
+    Option("--evaluate-every", float, "Epochs between evaluations.  [1]"),
+    Option("--seed", int, "Of everything random.  [0]"),
+    Option("--threads", int, "Threads of each gradient's computation.  [1]"),
+    Option("--device", str, "Where tensors live, like cuda:0.  [cpu]"),
+    Option("--memory", float, "GiB that weights and gradients may take.  [half of what is free]"),
+    Option(
+        "--initial", click.Path(path_type=Path), "Weights to start from: FILE.pt, .safetensors."
+    ),
+)
+
+_ONE_LEARNER = re.compile(r"^(\d+)=(.*)$")
+
+
+def run_options(multiple: bool) -> Callable[[F], F]:
+    """Add every option of a run; ``multiple`` lets each be given several times."""
+
+    def add(function: F) -> F:
+        for option in reversed(OPTIONS):
+            function = click.option(
+                option.flag,
+                type=option.type,
+                metavar=option.metavar,
+                # A learner's own delay is given beside the common one.
+                multiple=multiple or option.flag == "--delay",
+                help=option.help,
+            )(function)
+        return function
+
+    return add
+
+
+def split_delays(texts: Sequence[str]) -> tuple[list[str], dict[int, str]]:
+    """``exponential:mean=1``, ``3=constant:value=9`` -> common laws, and learners' own.
+
+    Raises:
+        InvalidSetting: two laws for one learner.
+    """
+    common: list[str] = []
+    own: dict[int, str] = {}
+    for text in texts:
+        match = _ONE_LEARNER.match(text)
+        if match is None:
+            common.append(text)
+        elif int(match[1]) in own:
+            raise InvalidSetting(f"delay: learner {match[1]} is given two laws")
+        else:
+            own[int(match[1])] = match[2]
+    return common, own
+
+
+def as_json(function: F) -> F:
+    """--json"""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+    )(function)
+
+
+def quiet(function: F) -> F:
+    """--quiet"""
+    return click.option("--quiet", is_flag=True, help="No progress on standard error.")(function)
+
+
+def out(what: str) -> Callable[[F], F]:
+    """--out"""
+    return click.option("--out", type=click.Path(path_type=Path), help=what)

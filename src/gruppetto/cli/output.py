@@ -1,0 +1,81 @@
+"""What commands print: one JSON object, or something to read, on standard output; the rest on
+standard error."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from gruppetto.runs.settings import Settings
+
+__all__ = ["Interrupted", "announce", "finish", "print_json"]
+
+_SHOWN = (
+    ("test accuracy", "test_accuracy", "{:.4f}"),
+    ("test loss", "test_loss", "{:.4g}"),
+    ("train loss", "train_loss", "{:.4g}"),
+    ("stopped by", "stopped_by", "{}"),
+    ("epochs", "epochs", "{:.4g}"),
+    ("updates", "updates", "{:,}"),
+    ("run time, s", "time", "{:.6g}"),
+    ("wall time, s", "wall_time", "{:.3g}"),
+    ("target reached at, s", "target_reached_at", "{:.6g}"),
+    ("mean staleness", "mean_staleness", "{:.2f}"),
+    ("max staleness", "max_staleness", "{}"),
+    ("mini-batches applied", "mini_batches_applied", "{:,}"),
+    ("cancelled", "mini_batches_cancelled", "{:,}"),
+    ("discarded", "mini_batches_discarded", "{:,}"),
+    ("weights sha256", "weights_sha256", "{}"),
+    ("run", "run", "{}"),
+)
+
+
+class Interrupted(Exception):
+    """A run was interrupted and can be continued; exit 130."""
+
+
+def announce(settings: Settings, is_default_modulation: bool, quiet: bool) -> None:
+    """Say what is about to run; nothing that changes the learning is hidden."""
+    if quiet:
+        return
+    why = ""
+    if is_default_modulation and settings.modulation != "none":
+        why = " (the default of asynchronous protocols; --modulation none turns it off)"
+    click.echo(
+        f"{settings.task}: {settings.protocol}, {settings.learners} learners, "
+        f"mini-batches of {settings.batch_size}, optimizer {settings.optimizer or 'given'}, "
+        f"modulation {settings.modulation}{why}",
+        err=True,
+    )
+
+
+def finish(result: dict[str, Any], as_json: bool) -> None:
+    """Print a run's summary.
+
+    Raises:
+        Interrupted: the run was; after its summary is printed.
+    """
+    interrupted = result["stopped_by"] == "interrupted"
+    if as_json:
+        print_json({**result, "interrupted": True} if interrupted else result)
+    else:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for label, key, form in _SHOWN:
+            if result.get(key) is not None:
+                table.add_row(label, form.format(result[key]))
+        for name, value in result.get("metrics", {}).items():
+            if name not in ("loss", "accuracy"):
+                table.add_row(f"test {name}", f"{value:.4g}")
+        Console(highlight=False, soft_wrap=True).print(table)
+    if interrupted:
+        raise Interrupted(f"interrupted; continue with: gruppetto resume {result['run']}")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Exactly one object."""
+    click.echo(json.dumps(value))
