@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from gruppetto.cli.options import OPTIONS, as_json, out, quiet, run_options, split_delays
-from gruppetto.cli.output import Interrupted, announce, print_json
+from gruppetto.cli.output import Interrupted, print_json
 from gruppetto.errors import InvalidSetting, RunFailed, RunFolderError
 from gruppetto.spec import suggest
 
@@ -68,7 +68,6 @@ def compare(
         out=out,
         progress=False if quiet else None,
         target=targets[0] if targets else None,
-        on_start=lambda is_default, settings: announce(settings, is_default, quiet),
         delays=own,
         **common,
     )

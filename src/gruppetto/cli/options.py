@@ -69,6 +69,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("--faults", str, "Make things go wrong, like random:die=0.01,seed=1.", "random:K=V"),
     Option("--evaluate", click.Choice(["live", "off"]), "Evaluate on test data.  [live]"),
     Option("--evaluate-every", float, "Epochs between evaluations.  [1]"),
+    Option(
+        "--recalibrate-bn",
+        int,
+        "Average BatchNorm's statistics anew over so many mini-batches for each evaluation.  [0]",
+    ),
     Option("--seed", int, "Of everything random.  [0]"),
     Option("--threads", int, "Threads of each gradient's computation.  [1]"),
     Option("--device", str, "Where tensors live, like cuda:0.  [cpu]"),

@@ -4,16 +4,13 @@ standard error."""
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from gruppetto.runs.settings import Settings
-
-__all__ = ["Interrupted", "announce", "finish", "print_json"]
+__all__ = ["Interrupted", "finish", "print_json"]
 
 _SHOWN = (
     ("test accuracy", "test_accuracy", "{:.4f}"),
@@ -37,21 +34,6 @@ _SHOWN = (
 
 class Interrupted(Exception):
     """A run was interrupted and can be continued; exit 130."""
-
-
-def announce(settings: Settings, is_default_modulation: bool, quiet: bool) -> None:
-    """Say what is about to run; nothing that changes the learning is hidden."""
-    if quiet:
-        return
-    why = ""
-    if is_default_modulation and settings.modulation != "none":
-        why = " (the default of asynchronous protocols; --modulation none turns it off)"
-    click.echo(
-        f"{settings.task}: {settings.protocol}, {settings.learners} learners, "
-        f"mini-batches of {settings.batch_size}, optimizer {settings.optimizer or 'given'}, "
-        f"modulation {settings.modulation}{why}",
-        err=True,
-    )
 
 
 def finish(result: dict[str, Any], as_json: bool) -> None:

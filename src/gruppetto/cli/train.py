@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gruppetto.cli.options import as_json, out, quiet, run_options, split_delays
-from gruppetto.cli.output import announce, finish
+from gruppetto.cli.output import finish
 from gruppetto.errors import InvalidSetting, RunFolderError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def train(
         ingredients,
         out=out,
         progress=False if quiet else None,
-        on_start=lambda checked: announce(checked, "modulation" not in given, quiet),
     )
     finish(run.result, as_json)
     return None

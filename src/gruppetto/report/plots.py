@@ -160,7 +160,10 @@ def _lines(
                 markevery=(index % max(1, len(curve) // 10), max(1, len(curve) // 10)),
                 label=_wrapped(run.name),
             )
-        _scale(axes, np.concatenate([curve.values for curve in curves]), y_label)
+        shown = [curve.values for curve in curves]
+        if goal is not None:  # the target belongs in the picture, also where nobody came near it
+            shown.append(np.array([goal]))
+        _scale(axes, np.concatenate(shown), y_label)
         if goal is not None:
             axes.axhline(goal, color="#222222", linewidth=1.0, linestyle=(0, (2, 2)))
             axes.annotate(

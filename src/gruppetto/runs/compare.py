@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ def compare(
     out: str | Path | None = None,
     progress: bool | None = None,
     target: str | None = None,
-    on_start: Callable[[bool, Settings], None] | None = None,
     **common: Any,
 ) -> Comparison:
     """Run a task several times; all settings are checked before the first run starts.
@@ -63,7 +61,6 @@ def compare(
         out: folder of the comparison. Default: a new one under ``runs/``.
         progress: show a bar per run on standard error.
         target: ``accuracy=0.95``: what runs will be compared by; they do not stop there.
-        on_start: called before each run: is its modulation the protocol's default, its settings.
         **common: what is the same for all, as for :func:`gruppetto.train`.
 
     Returns:
@@ -91,12 +88,8 @@ def compare(
     for number, (label, (settings, ingredients)) in enumerate(zip(labels, plans, strict=True)):
         path = folder / f"{number:02d}-{_safe(label)}"
         folders.append(path)
-        is_default = "modulation" not in {**common, **runs[number]}
-        hook = None if on_start is None else partial(on_start, is_default)
         try:
-            run = start_run(
-                settings, ingredients, out=path, label=label, progress=progress, on_start=hook
-            )
+            run = start_run(settings, ingredients, out=path, label=label, progress=progress)
             results.append(run.result)
         except RunFailed as error:
             results.append({**error.result, "error": str(error)})

@@ -60,7 +60,9 @@ def new_folder(out: str | Path | None, label: str) -> Path:
     parent = folder
     while not parent.exists():
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    if not parent.is_dir():
+        raise RunFolderError(f"{folder} cannot be written: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"{folder} cannot be written: no permission in {parent}")
     return folder
 
@@ -84,14 +86,18 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def create(cls, path: Path, settings: Settings) -> RunFolder:
-        """Make the folder and write the settings down.
+    def create(cls, path: Path, settings: Settings, arithmetic: dict[str, Any]) -> RunFolder:
+        """Make the folder and write down the settings and what the bits depend on.
 
         Raises:
             RunFolderError: the folder cannot be written.
         """
         folder = cls(path)
-        content = {"settings": settings.model_dump(mode="json"), "versions": versions_here()}
+        content = {
+            "settings": settings.model_dump(mode="json"),
+            "versions": versions_here(),
+            "arithmetic": arithmetic,
+        }
         text = json.dumps(content, indent=2) + "\n"
         write_atomically(folder.path / "config.json", text.encode())
         return folder

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from gruppetto.engines.base import Engine
 from gruppetto.protocols import Coordinator
@@ -125,6 +126,11 @@ class Journal:
         self._loss_samples = 0
         self._counted_samples = 0
         self._published_at = 0.0
+        device = torch.device(self._settings.device)
+        self._recalibration = [
+            parts.mini_batches.fetch(number, device)[0]
+            for number in range(self._settings.recalibrate_bn)
+        ]
         self._started = clock.perf_counter()
         self._wall_before = 0.0
 
@@ -231,7 +237,7 @@ class Journal:
             samples=self._counted_samples,
             epoch=self._counted_samples / self._parts.mini_batches.samples_per_epoch,
             train_loss=self.train_loss,
-            metrics=self._parts.server.evaluate(version, self._settings.seed),
+            metrics=self._parts.server.evaluate(version, self._settings.seed, self._recalibration),
         )
         self.evaluations.append(row)
         self._write(row)

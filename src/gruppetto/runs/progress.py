@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-__all__ = ["Progress", "standard_error"]
+from gruppetto.runs.settings import Settings
+
+__all__ = ["Progress", "announce", "standard_error"]
 
 _MAX_WARNINGS: Final = 3
 
@@ -18,6 +20,19 @@ _MAX_WARNINGS: Final = 3
 def standard_error() -> Console:
     """The console that everything but results goes to."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def announce(settings: Settings) -> None:
+    """Say what is about to run; nothing that changes the learning is hidden."""
+    why = ""
+    if settings.modulation_is_default and settings.modulation != "none":
+        why = " (the default of asynchronous protocols; modulation none turns it off)"
+    standard_error().print(
+        f"{settings.task}: {settings.protocol}, {settings.learners} learners, "
+        f"mini-batches of {settings.batch_size}, optimizer {settings.optimizer or 'as given'}, "
+        f"modulation {settings.modulation}{why}",
+        markup=False,
+    )
 
 
 class Progress:

@@ -76,6 +76,8 @@ class Settings(BaseModel):
     #: None when it was given as an object without a spec.
     optimizer: str | None = None
     modulation: str = "none"
+    #: Nobody chose it: it is what the protocol gets unless told otherwise.
+    modulation_is_default: bool = False
     clip: str | None = None
     on_late: Literal["requeue", "drop"] = "requeue"
     max_attempts: int = Field(3, ge=1)
@@ -84,6 +86,8 @@ class Settings(BaseModel):
     evaluate: Literal["live", "off"] = "live"
     #: Epochs between evaluations.
     evaluate_every: Positive = 1.0
+    #: Mini-batches from which BatchNorm's averages are made anew for each evaluation; 0: never.
+    recalibrate_bn: int = Field(0, ge=0)
     seed: int = Field(0, ge=0)
     threads: int = Field(1, ge=1)
     device: str = "cpu"

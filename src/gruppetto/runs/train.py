@@ -19,7 +19,7 @@ from gruppetto.runs.execute import Run, execute
 from gruppetto.runs.folder import RunFolder, new_folder
 from gruppetto.runs.journal import Journal
 from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
-from gruppetto.runs.progress import Progress
+from gruppetto.runs.progress import Progress, announce
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.spec import Registry
 from gruppetto.staleness import MODULATIONS, Modulation
@@ -75,10 +75,12 @@ def train(
         initial: weights to start from: a ``state_dict``, or a file of one.
         on_event: called with every row of the trace after it is written; return True to stop.
         out: the run's folder. Default: a new one under ``runs/``.
-        progress: show a bar on standard error. Default: when that is a terminal.
+        progress: show a bar on standard error. Default: when that is a terminal. False also
+            keeps back the line that says what runs.
         **settings: ``updates``, ``max_time``, ``target``, ``clip``, ``on_late``,
             ``max_attempts``, ``max_given_up``, ``faults``, ``evaluate``, ``evaluate_every``,
-            ``seed``, ``threads``, ``device``, ``memory``; see :class:`Settings`.
+            ``recalibrate_bn``, ``seed``, ``threads``, ``device``, ``memory``; see
+            :class:`Settings`.
 
     Returns:
         The run: ``model``, ``history``, ``staleness``, ``result``, ``folder``.
@@ -126,6 +128,7 @@ def plan_run(
     if "modulation" not in values:
         cancels = PROTOCOLS.parse(values["protocol"]).cell.cancels
         values["modulation"] = "none" if cancels else SAFE_MODULATION
+        values["modulation_is_default"] = True
     registries: list[tuple[str, Registry[Any]]] = [
         ("modulation", MODULATIONS),
         ("delay", DELAYS),
@@ -160,15 +163,14 @@ def start_run(
     label: str | None = None,
     progress: bool | None = None,
     on_event: Callable[[Row], object] | None = None,
-    on_start: Callable[[Settings], None] | None = None,
 ) -> Run:
-    """Check everything, say so (``on_start``), make the folder, and run."""
+    """Check everything, say what runs, make the folder, and run."""
     path = new_folder(out, f"{ingredients.task.name}-{settings.protocol}")
     with prepared_torch(settings):
         parts = build_parts(settings, ingredients)
-        if on_start is not None:
-            on_start(settings)
-        folder = RunFolder.create(path, settings)
+        folder = RunFolder.create(path, settings, parts.server.arithmetic())
+        if progress is not False:
+            announce(settings)
         if ingredients.initial is not None:
             folder.save_initial(ingredients.initial)
         return _run(parts, folder, TraceWriter(folder.trace), None, label, progress, on_event)

@@ -11,7 +11,8 @@ A module with its own idea registers a rule for its class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,29 @@ def rules_of(model: nn.Module) -> dict[str, tuple[nn.Module, BufferRule]]:
                     found[name] = (module, rule)
                 break
     return found
+
+
+@contextmanager
+def recalibrated_batch_norm(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Inside, BatchNorm modules average cumulatively from zero; after, they are as before.
+
+    Yields:
+        The modules, those that are frozen left out; run batches through the model in training
+        mode to fill their averages.
+    """
+    modules = [module for module, rule in rules_of(model).values() if rule is BATCH_NORM]
+    kept = [
+        (m, m.momentum, {n: b.clone() for n, b in m.named_buffers(recurse=False)}) for m in modules
+    ]
+    try:
+        for module in modules:
+            BATCH_NORM.prepare(module)
+        yield modules
+    finally:
+        for module, momentum, buffers in kept:
+            module.momentum = momentum
+            for name, buffer in buffers.items():
+                module.get_buffer(name).copy_(buffer)
 
 
 def _is_counter(buffer: Tensor) -> bool:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from gruppetto.errors import InvalidSetting, TaskError
+from gruppetto.errors import GruppettoError, InvalidSetting, TaskError
 from gruppetto.protocols.messages import Contribution
 from gruppetto.staleness import Modulation
 from gruppetto.staleness.modulation import ApplyTo
-from gruppetto.training.buffers import BufferUpdate
+from gruppetto.training.buffers import BufferUpdate, recalibrated_batch_norm
 from gruppetto.training.clipping import Clip
 from gruppetto.training.learner import Gradient, Weights
 from gruppetto.training.optimizers import (
@@ -32,7 +32,7 @@ from gruppetto.training.optimizers import (
 from gruppetto.training.parameters import Flat, Layout, hash_tensors
 from gruppetto.training.randomness import Stream, seed_everything
 from gruppetto.training.ranges import OptimizerOnRanges
-from gruppetto.training.task import Task
+from gruppetto.training.task import Task, to_device
 
 __all__ = ["AppliedUpdate", "Server", "Updating", "combine"]
 
@@ -159,7 +159,7 @@ class Server:
     def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Gradient]) -> None:
         """Take one update; gradients in the order of their contributions."""
         num_samples = [c.num_samples for c in contributions]
-        factors = [1.0 if c.factor is None else c.factor for c in contributions]
+        factors = [_factor(c) for c in contributions]
         combined, rate = combine(
             [g.flat for g in gradients], num_samples, factors, self._updating.apply_to
         )
@@ -203,10 +203,39 @@ class Server:
         named[json.dumps(plain, sort_keys=True)] = torch.zeros(0)
         return hash_tensors(named)
 
-    def evaluate(self, version: int, seed: int) -> dict[str, float]:
-        """The task's metrics at the current weights, under a random stream of its own."""
+    def evaluate(
+        self, version: int, seed: int, recalibration: Sequence[Any] = ()
+    ) -> dict[str, float]:
+        """The task's metrics at the current weights, under a random stream of its own.
+
+        Args:
+            version: of the weights, keys the random stream.
+            seed: the run's.
+            recalibration: batches over which BatchNorm's statistics are averaged anew, for this
+                evaluation only.
+        """
         seed_everything(seed, Stream.EVALUATION, version, self._device)
-        return self.task.measure(self.model, self._device)
+        if not recalibration:
+            return self.task.measure(self.model, self._device)
+        with recalibrated_batch_norm(self.model) as modules:
+            if modules:
+                with torch.no_grad():
+                    for batch in recalibration:
+                        self.task.forward(self.model, to_device(batch, self._device))
+            return self.task.measure(self.model, self._device)
+
+    def arithmetic(self) -> dict[str, Any]:
+        """What an update's bits depend on, besides versions: to be recorded."""
+        optimizer = self._optimizer.optimizer
+        return {
+            "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            "implementation": {key: optimizer.defaults.get(key) for key in ("foreach", "fused")},
+            "elementwise": self._optimizer.is_elementwise,
+            "dtypes": [str(dtype) for dtype in self.layout.dtypes],
+            "lengths": list(self.layout.lengths),
+            # First element of each segment of the flat vector; one server holds it whole.
+            "segments": [0],
+        }
 
     def release_model(self) -> nn.Module:
         """The trained model for its user: in eval mode, each parameter in its own memory."""
@@ -248,6 +277,15 @@ class Server:
         if self._scheduler is not None:
             self._scheduler.load_state_dict(plain["schedule"])
         self._samples_applied = plain["samples_applied"]
+
+
+def _factor(contribution: Contribution) -> float:
+    if contribution.factor is None:
+        raise GruppettoError(
+            f"lease {contribution.lease}: the modulation leaves its factor to the server, which "
+            "has no rule to compute it"
+        )
+    return contribution.factor
 
 
 def _is_plain(value: object) -> bool:

@@ -83,7 +83,7 @@ def _load_file(path: Path) -> ModuleType:
         ) from None
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f.lineno for f in frames if f.filename == str(path)]
+        lines = [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
         where = f", line {lines[-1]}" if lines else ""
         raise TaskError(
             f"task file {path}{where} failed to load: {type(error).__name__}: {error}"
