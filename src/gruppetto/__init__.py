@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Rennala,
         Softsync,
     )
+    from gruppetto.report.page import write_report
     from gruppetto.runs.compare import compare
     from gruppetto.runs.execute import Run
     from gruppetto.runs.export import export
@@ -82,6 +83,7 @@ _HOMES = {
     "resume": "gruppetto.runs.train",
     "schedule": "gruppetto.training.optimizers",
     "train": "gruppetto.runs.train",
+    "write_report": "gruppetto.report.page",
 }
 
 __all__ = [
@@ -118,6 +120,7 @@ __all__ = [
     "resume",
     "schedule",
     "train",
+    "write_report",
 ]
 
 

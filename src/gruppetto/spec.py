@@ -34,7 +34,7 @@ def split_spec(text: str, kind: str = "setting") -> tuple[str, dict[str, str]]:
     """
     name, colon, rest = text.strip().partition(":")
     if not name:
-        raise InvalidSetting(f"expected a {kind} like name:key=value, got {text!r}")
+        raise InvalidSetting(f"{kind}: expected something like name:key=value, got {text!r}")
     keys: dict[str, str] = {}
     if colon and not rest:
         raise InvalidSetting(f"{kind} {text!r} ends in a colon; expected {name}:key=value")

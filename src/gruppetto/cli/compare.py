@@ -47,7 +47,7 @@ def compare(
     from gruppetto.report.page import write_page
     from gruppetto.runs.compare import compare as compare_runs
     from gruppetto.runs.compare import grid
-    from gruppetto.runs.settings import Target
+    from gruppetto.trace.metrics import parse_target
 
     laws, own = split_delays(options.pop("delay"))
     given = {key: values for key, values in options.items() if values}
@@ -56,7 +56,7 @@ def compare(
     targets = given.pop("target", ())
     if len(targets) > 1:
         raise InvalidSetting(f"target: expected one to compare by, got {len(targets)}")
-    target = Target(targets[0]) if targets else None
+    pair = parse_target(targets[0]) if targets else None
     several = {key: values for key, values in given.items() if len(values) > 1}
     common: dict[str, Any] = {k: v[0] for k, v in given.items() if len(v) == 1}
     wanted = [_read_run(text) for text in runs] if runs else grid(several)
@@ -72,7 +72,6 @@ def compare(
         **common,
     )
     reported = load_runs(comparison.folders)
-    pair = None if target is None else (target.metric, target.value)
     path = write_page(reported, comparison.folder / "report.html", pair)
     if as_json:
         print_json({"runs": comparison.results, "report": str(path), "run": str(comparison.folder)})
@@ -105,12 +104,11 @@ def report(
     from gruppetto.report import load_runs
     from gruppetto.report.page import write_page
     from gruppetto.report.plots import error_against_time_png
-    from gruppetto.runs.settings import Target
+    from gruppetto.trace.metrics import parse_target
 
-    wanted = None if target is None else Target(target)
+    pair = None if target is None else parse_target(target)
     folders = [folder for run in runs for folder in _expand(run)]
     reported = load_runs(folders)
-    pair = None if wanted is None else (wanted.metric, wanted.value)
     if out is None:
         out = (runs[0] if len(runs) == 1 else Path()) / "report.html"
     path = write_page(reported, out, pair)

@@ -286,15 +286,22 @@ class Coordinator:
         return [Cancel(lease) for lease in leases]
 
     def _give_work(self, contributors: set[int], avoid: int | None) -> list[Command]:
-        commands: list[Command] = []
+        leases: list[Lease] = []
         for learner in sorted(self._idle, key=lambda n: (n not in contributors, n)):
-            given = self.ledger.lease(learner, self.version, avoid)
-            if given is None:
+            lease = self.ledger.lease(learner, self.version, avoid)
+            if lease is None:
                 break
-            lease, reserved = given
             self._idle.remove(learner)
             self._computing[learner] = lease.number
-            commands.append(_compute(lease, reserved))
+            leases.append(lease)
+        # Reserved last, and not at all while learners are still to come: what is worked on at one
+        # time is then the next of the stream, as in SGD with P mini-batches at a time.
+        commands: list[Command] = []
+        for lease in leases:
+            reserved = None if self._expected else self.ledger.reserve(lease.learner, avoid)
+            commands.append(
+                Compute(lease.number, lease.learner, lease.mini_batch, lease.version, reserved)
+            )
         return commands
 
     # ------------------------------------------------------------- endings
@@ -314,7 +321,3 @@ class Coordinator:
         self._waiting.clear()
         self.finished = reason
         return [*(Cancel(lease.number) for lease in leases), Finish(reason)]
-
-
-def _compute(lease: Lease, reserved: int | None) -> Compute:
-    return Compute(lease.number, lease.learner, lease.mini_batch, lease.version, reserved)

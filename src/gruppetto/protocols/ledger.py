@@ -101,11 +101,9 @@ class Ledger:
 
     # --------------------------------------------------------------- moving
 
-    def lease(
-        self, learner: int, version: int, avoid: int | None = None
-    ) -> tuple[Lease, int | None] | None:
+    def lease(self, learner: int, version: int, avoid: int | None = None) -> Lease | None:
         """Lease the learner's reserved mini-batch, else the lowest unreserved one, else the
-        lowest reserved one; and reserve its next. None when nothing is to do.
+        lowest reserved one. None when nothing is to do.
 
         ``avoid`` has just failed on this learner: it is neither leased nor reserved while there
         is anything else, so that it is tried at another time, perhaps by another learner.
@@ -117,10 +115,14 @@ class Ledger:
         lease = Lease(self._next_lease, learner, mini_batch, version)
         self._next_lease += 1
         self.leased[lease.number] = lease
+        return lease
+
+    def reserve(self, learner: int, avoid: int | None = None) -> int | None:
+        """Reserve the lowest unreserved mini-batch for a learner that has just leased one."""
         reserved = self._lowest_unreserved(avoid)
         if reserved is not None:
             self._reserved[learner] = reserved
-        return lease, reserved
+        return reserved
 
     def push(self, lease: int) -> Lease:
         """An open lease's gradient arrived."""

@@ -12,7 +12,7 @@ from gruppetto.trace.folder import read_config
 __all__ = ["load_runs"]
 
 #: What a run notes for itself, not what its user told it.
-_NOTES = ("task_is_reference", "modulation_is_default")
+_NOTES = ("task_is_reference", "modulation_is_default", "has_schedule")
 
 
 def load_runs(folders: Sequence[Path]) -> list[ReportedRun]:

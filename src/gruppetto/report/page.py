@@ -19,12 +19,14 @@ from gruppetto.report.data import (
     setting_text,
     shared_metric,
 )
+from gruppetto.report.load import load_runs
 from gruppetto.report.summary import summary, target_text, title
 from gruppetto.report.svg import to_svg
 from gruppetto.report.table import format_metric, rows
 from gruppetto.trace.folder import write_atomically
+from gruppetto.trace.metrics import parse_target
 
-__all__ = ["render_page", "write_page"]
+__all__ = ["render_page", "write_page", "write_report"]
 
 #: Hashes of the end row's result, in the order shown.
 _HASHES = ("weights_sha256", "state_sha256", "events_sha256")
@@ -39,6 +41,21 @@ class _Plot:
     description: str
     caption: str
     svg: Markup
+
+
+def write_report(runs: Sequence[str | Path], path: str | Path, target: str | None = None) -> Path:
+    """Write one page about run folders: what ``gruppetto report`` does.
+
+    Args:
+        runs: their folders.
+        path: of the HTML file.
+        target: like ``accuracy=0.95``: when each run reached it.
+
+    Raises:
+        UsageError: a folder without a run, a target that is none, a path that cannot be written.
+    """
+    pair = None if target is None else parse_target(target)
+    return write_page(load_runs([Path(run) for run in runs]), Path(path), pair)
 
 
 def write_page(runs: Sequence[ReportedRun], path: Path, target: Target | None = None) -> Path:

@@ -143,7 +143,7 @@ class Journal:
 
     def record(self, event: Event, commands: Sequence[Command], time: float) -> None:
         """Write the event row; before a stop, a checkpoint that a resumed run continues from."""
-        if isinstance(event, StopRequested):
+        if isinstance(event, StopRequested) and self.tally.num_events:
             self._save_checkpoint()
         encoded = encode_message(event)
         row = self.tally.num_events

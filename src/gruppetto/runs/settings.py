@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gruppetto.errors import InvalidSetting
 from gruppetto.spec import suggest
-from gruppetto.trace.metrics import is_lower_better
+from gruppetto.trace.metrics import is_lower_better, parse_target
 
 __all__ = ["Settings", "Target", "read_settings"]
 
@@ -26,13 +26,7 @@ class Target:
     """
 
     def __init__(self, text: str) -> None:
-        self.metric, equals, number = text.partition("=")
-        try:
-            self.value = float(number)
-        except ValueError:
-            equals = ""
-        if not equals or not self.metric or self.value != self.value:
-            raise InvalidSetting(f"target: expected metric=number like accuracy=0.95, got {text!r}")
+        self.metric, self.value = parse_target(text)
         self.falls = is_lower_better(self.metric)
 
     def is_reached(self, metrics: dict[str, float]) -> bool:
@@ -75,6 +69,8 @@ class Settings(BaseModel):
     delays: dict[int, str] = Field(default_factory=dict)
     #: None when it was given as an object without a spec.
     optimizer: str | None = None
+    #: A schedule was given, always as an object.
+    has_schedule: bool = False
     modulation: str = "none"
     #: Nobody chose it: it is what the protocol gets unless told otherwise.
     modulation_is_default: bool = False

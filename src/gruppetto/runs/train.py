@@ -142,7 +142,8 @@ def plan_run(
         learner: DELAYS.format(DELAYS.parse(law)) for learner, law in given["delays"].items()
     }
     factory = _optimizer(values.pop("optimizer", None), loaded)
-    values["optimizer"] = str(factory) if isinstance(factory, OptimizerSpec) else None
+    values["optimizer"] = _nameable(factory)
+    values["has_schedule"] = schedule is not None
     if "batch_size" not in values:
         if loaded.batch_size is None:
             raise InvalidSetting("a batch size is required for this task, like 32")
@@ -240,6 +241,10 @@ def recall(
             raise RunFolderError(
                 "the optimizer was given to this run as an object; give it again: optimizer=..."
             )
+    if settings.has_schedule and schedule is None:
+        raise RunFolderError(
+            "the schedule was given to this run as an object; give it again: schedule=..."
+        )
     return Ingredients(task, optimizer, schedule, folder.load_initial())
 
 
@@ -337,6 +342,17 @@ def _optimizer(given: object, task: Task) -> OptimizerFactory:
         "optimizer: expected a spec like sgd:lr=0.1, gp.optimizer(...) or a function of the model, "
         f"got {given!r}"
     )
+
+
+def _nameable(factory: OptimizerFactory) -> str | None:
+    """The optimizer as a spec that reads back as the same one; None where there is none."""
+    if isinstance(factory, OptimizerSpec):
+        try:
+            if parse_optimizer(str(factory)) == factory:
+                return str(factory)
+        except InvalidSetting:
+            pass
+    return None
 
 
 def _initial(given: Mapping[str, Tensor] | str | Path | None) -> Mapping[str, Tensor] | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-__all__ = ["is_lower_better"]
+from gruppetto.errors import InvalidSetting
+
+__all__ = ["is_lower_better", "parse_target"]
 
 _LOWER: Final = ("loss", "error", "distance", "perplexity", "mse", "mae")
 
@@ -16,3 +19,22 @@ def is_lower_better(metric: str) -> bool:
     (True, False)
     """
     return any(word in metric.lower() for word in _LOWER)
+
+
+def parse_target(text: str) -> tuple[str, float]:
+    """Read ``accuracy=0.95``: a metric and the value to reach.
+
+    Raises:
+        InvalidSetting: not ``metric=number``.
+
+    >>> parse_target("accuracy=0.95")
+    ('accuracy', 0.95)
+    """
+    metric, _, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not metric or math.isnan(value):
+        raise InvalidSetting(f"target: expected metric=number like accuracy=0.95, got {text!r}")
+    return metric, value

@@ -84,7 +84,7 @@ class _BatchNormRule(BufferRule):
         tracked.add_(calls)
         # Without a momentum the user wants a plain average over all mini-batches.
         momentum = module.momentum
-        factor = momentum if isinstance(momentum, float) else calls / int(tracked)
+        factor = calls / int(tracked) if momentum is None else float(momentum)  # type: ignore[arg-type]
         samples = sum(c.num_samples for c in changes)
         for name in ("running_mean", "running_var"):
             mean = changes[0].tensors[name] * (changes[0].num_samples / samples)
@@ -138,7 +138,8 @@ def recalibrated_batch_norm(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _is_counter(buffer: Tensor) -> bool:
-    return buffer.dim() == 0 and not buffer.is_floating_point() and not buffer.is_complex()
+    is_number = not buffer.is_floating_point() and not buffer.is_complex()
+    return buffer.dim() == 0 and is_number and buffer.dtype != torch.bool
 
 
 class BufferUpdate:

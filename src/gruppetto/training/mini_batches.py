@@ -63,7 +63,7 @@ class MiniBatches:
         seed_everything(self._seed, Stream.DATA, mini_batch, device)
         indices = self.indices(mini_batch)
         data = self._task.train
-        if hasattr(data, "__getitems__"):
+        if getattr(data, "__getitems__", None):
             samples = data.__getitems__(indices)
         else:
             samples = [data[i] for i in indices]

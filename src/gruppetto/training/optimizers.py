@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -78,11 +79,15 @@ class OptimizerSpec:
 
     def __str__(self) -> str:
         names = {cls: name for name, cls in optimizer_names().items()}
-        options = ",".join(
-            f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.options.items()
-        )
+        options = ",".join(f"{k}={_show(v)}" for k, v in self.options.items())
         name = names.get(self.cls, f"{self.cls.__module__}.{self.cls.__qualname__}")
         return name + (":" + options if options else "")
+
+
+def _show(value: object) -> str:
+    if isinstance(value, (tuple, list)):  # the comma separates keys
+        return "/".join(_show(v) for v in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def optimizer(cls: type[torch.optim.Optimizer], **options: Any) -> OptimizerSpec:
@@ -104,6 +109,11 @@ def optimizer(cls: type[torch.optim.Optimizer], **options: Any) -> OptimizerSpec
         if key not in valid and not takes_any:
             raise InvalidSetting(
                 f"optimizer {cls.__name__} has no key {key!r}; {suggest(key, valid)}"
+            )
+        value = options[key]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidSetting(
+                f"optimizer {cls.__name__}: expected {key} to be finite, got {value}"
             )
     spec = OptimizerSpec(cls, dict(options))
     try:  # out-of-range values are refused now, not when the run has started
@@ -175,15 +185,18 @@ def build_optimizer(
         InvalidSetting: the factory does not return an optimizer, or returns a refused one.
     """
     if isinstance(factory, OptimizerSpec):
-        if param_groups is None:
-            built = factory(model.parameters())
-        else:
-            groups = [dict(group) for group in param_groups(model)]
-            for group in groups:
+        parameters: Any = model.parameters()
+        if param_groups is not None:
+            default = inspect.signature(factory.cls.__init__).parameters["lr"].default
+            parameters = [dict(group) for group in param_groups(model)]
+            for group in parameters:
                 scale = group.pop("lr_scale", 1.0)
-                if "lr" in factory.options and "lr" not in group:
-                    group["lr"] = factory.options["lr"] * scale
-            built = factory(groups)
+                if scale != 1.0 and "lr" not in group:
+                    group["lr"] = factory.options.get("lr", default) * scale
+        try:
+            built = factory(parameters)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InvalidSetting(f"optimizer {factory}: {error}") from None
     else:
         built = factory(model)
         if not isinstance(built, torch.optim.Optimizer):

@@ -58,9 +58,12 @@ def keep_global_randomness() -> Iterator[None]:
     """Give the caller's global generators back as they were: training in the caller's process
     must not change what the caller draws next."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
         yield
     finally:
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

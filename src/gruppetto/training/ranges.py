@@ -165,8 +165,9 @@ class OptimizerOnRanges:
         if not state:
             return
         for key, value in state.items():
+            # A step count is one number for the parameter, also where that is a number itself.
             is_whole = isinstance(value, Tensor) and value.shape == parameter.shape
-            if is_whole and value.dim() and self.is_elementwise:
+            if is_whole and key != "step" and self.is_elementwise:
                 wide = torch.zeros_like(part.weights, requires_grad=False)
                 wide[: slot.size] = value.reshape(-1)
                 state[key] = wide

@@ -321,7 +321,10 @@ def _build_model(
     task: Task, seed: int, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
     seed_everything(seed, Stream.MODEL, 0, device)
-    model = task.model()
+    try:
+        model = task.model()
+    except Exception as error:
+        raise TaskError(f"model: building it failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise TaskError(f"model: expected it to build an nn.Module, got {type(model).__name__}")
     for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from gruppetto.errors import InvalidSetting, TaskError
+from gruppetto.errors import GruppettoError, InvalidSetting, TaskError
 from gruppetto.training.optimizers import OptimizerFactory, parse_optimizer
 
 __all__ = ["Task", "default_evaluate", "to_device"]
@@ -90,6 +90,11 @@ class Task:
     def compute_loss(self, outputs: Any, batch: Any) -> Tensor:
         """The mean loss over a batch: a scalar tensor."""
         if self.loss is None:
+            if not isinstance(batch, (tuple, list)):
+                raise TaskError(
+                    "expected batches (input, ..., target) or a task with loss=, got a "
+                    f"{type(batch).__name__}"
+                )
             return nn.functional.cross_entropy(outputs, batch[-1])
         loss = self.loss(outputs, batch)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
@@ -105,7 +110,7 @@ class Task:
         """Evaluate a model in eval mode without gradients; its mode is given back.
 
         Raises:
-            TaskError: ``evaluate`` returns something else than a dict of numbers.
+            TaskError: evaluating fails, or returns something else than a dict of numbers.
         """
         was_training = model.training
         model.eval()
@@ -114,6 +119,10 @@ class Task:
                 if self.evaluate is None:
                     return default_evaluate(self, model, device)
                 metrics = self.evaluate(model, self.test)
+        except GruppettoError:
+            raise
+        except Exception as error:
+            raise TaskError(f"evaluate failed: {type(error).__name__}: {error}") from error
         finally:
             model.train(was_training)
         try:
