@@ -287,7 +287,8 @@ class Coordinator:
 
     def _give_work(self, contributors: set[int], avoid: int | None) -> list[Command]:
         leases: list[Lease] = []
-        for learner in sorted(self._idle, key=lambda n: (n not in contributors, n)):
+        order = sorted(self._idle, key=lambda n: (n not in contributors, n))
+        for learner in order:
             lease = self.ledger.lease(learner, self.version, avoid)
             if lease is None:
                 break

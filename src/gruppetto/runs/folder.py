@@ -1,4 +1,4 @@
-"""A run's folder: ``config.json``, ``trace/``, ``checkpoints/``, ``report.html``."""
+"""A run's folder: ``config.json``, ``trace/``, ``checkpoint.safetensors``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -73,7 +72,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.trace = self.path / "trace"
-        self._checkpoints = self.path / "checkpoints"
+        self._checkpoint = self.path / "checkpoint.safetensors"
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -126,23 +125,21 @@ class RunFolder:
 
     # ----------------------------------------------------------- checkpoints
 
-    def save_checkpoint(self, row: int, tensors: Mapping[str, Tensor], plain: Any) -> Path:
-        """Write a checkpoint after an event row and drop the older ones; whole or not at all."""
-        final = self._checkpoints / f"{row:09d}"
-        part = self._checkpoints / f"{row:09d}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+    def save_checkpoint(self, row: int, tensors: Mapping[str, Tensor], plain: Any) -> None:
+        """Write a checkpoint after an event row in place of the one before; whole or not at all.
+
+        Args:
+            row: of the trace.
+            tensors: by name.
+            plain: JSON values; they travel in the file's header, so one rename replaces both.
+        """
+        part = self._checkpoint.with_suffix(".part")
         save_file(
             {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()},
-            part / "tensors.safetensors",
+            part,
+            metadata={"checkpoint": json.dumps({"row": row, **plain})},
         )
-        (part / "checkpoint.json").write_text(json.dumps({"row": row, **plain}), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(part, final)
-        for old in self._checkpoints.iterdir():
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
-        return final
+        os.replace(part, self._checkpoint)
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint: its row, tensors, and everything else.
@@ -150,14 +147,16 @@ class RunFolder:
         Raises:
             RunFolderError: there is none, or it cannot be read.
         """
-        whole = [p for p in self._checkpoints.glob("[0-9]*") if p.suffix != ".part"]
-        if not whole:
+        if not self._checkpoint.is_file():
             raise RunFolderError(
                 f"{self.path} has no checkpoint: the run ended before its first epoch did"
             )
-        newest = max(whole)
         try:
-            plain = json.loads((newest / "checkpoint.json").read_text(encoding="utf-8"))
-            return int(plain["row"]), load_file(newest / "tensors.safetensors"), plain
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise RunFolderError(f"{newest}: the checkpoint cannot be read ({error})") from None
+            with safe_open(self._checkpoint, framework="pt") as file:
+                plain = json.loads(file.metadata()["checkpoint"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return int(plain["row"]), tensors, plain
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise RunFolderError(
+                f"{self._checkpoint}: the checkpoint cannot be read ({error})"
+            ) from None

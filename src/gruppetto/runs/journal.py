@@ -30,6 +30,7 @@ from gruppetto.protocols.messages import (
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts
 from gruppetto.runs.progress import Progress
+from gruppetto.runs.versions import pack_versions
 from gruppetto.trace import (
     EndRow,
     EvaluationRow,
@@ -206,7 +207,8 @@ class Journal:
                 discarded=coordinator.num_discarded,
                 given_up=coordinator.ledger.num_given_up,
                 dropped=coordinator.ledger.num_dropped,
-            )
+            ),
+            is_urgent=False,
         )
         every = self._settings.evaluate_every * per_epoch
         if int(self._counted_samples / every) > int(before / every):
@@ -257,8 +259,9 @@ class Journal:
                 f"mini-batch {mini_batch} failed on learner {learner}: {event.reason}"
             )
 
-    def _write(self, row: Row) -> None:
-        self._writer.write(row)
+    def _write(self, row: Row, *, is_urgent: bool = True) -> None:
+        # Whoever listens must find in the file what it is told.
+        self._writer.write(row, is_urgent=is_urgent or self._on_event is not None)
         if self._on_event is not None and self._on_event(row) is True:
             self._engine.request_stop("callback")
 
@@ -267,19 +270,14 @@ class Journal:
     def _save_checkpoint(self) -> None:
         """A checkpoint after the last event row carried out."""
         tensors, plain = self._parts.server.state()
-        versions = {}
-        for version, weights in self._versions().items():
-            for index, vector in enumerate(weights.flat.vectors):
-                tensors[f"version/{version}/flat/{index}"] = vector
-            for name, value in weights.others.items():
-                tensors[f"version/{version}/other/{name}"] = value
-            versions[version] = len(weights.flat.vectors)
+        versions = self._versions()
+        tensors.update(pack_versions(versions))
         self._folder.save_checkpoint(
             self.tally.num_events - 1,
             tensors,
             {
                 "server": plain,
-                "versions": sorted(versions),
+                "versions": list(versions),
                 "newest": self._parts.coordinator.version,
                 "loss_sum": self._loss_sum,
                 "loss_samples": self._loss_samples,

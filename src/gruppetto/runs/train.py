@@ -21,13 +21,13 @@ from gruppetto.runs.journal import Journal
 from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
 from gruppetto.runs.progress import Progress, announce
 from gruppetto.runs.settings import Settings, read_settings
+from gruppetto.runs.versions import unpack_versions
 from gruppetto.spec import Registry
 from gruppetto.staleness import MODULATIONS, Modulation
 from gruppetto.trace import Row, TraceWriter, read_trace
 from gruppetto.training.clipping import CLIPS
 from gruppetto.training.learner import Weights
 from gruppetto.training.optimizers import OptimizerFactory, OptimizerSpec, Schedule, parse_optimizer
-from gruppetto.training.parameters import Flat
 from gruppetto.training.task import Task
 from gruppetto.training.tasks import load_task, resolve_task
 
@@ -268,17 +268,7 @@ class _Saved:
 
     def versions(self, device: torch.device) -> dict[int, Weights]:
         """The weights of every version in use."""
-        found: dict[int, Weights] = {}
-        for version in self.plain["versions"]:
-            prefix = f"version/{version}/"
-            own = {n[len(prefix) :]: t for n, t in self.tensors.items() if n.startswith(prefix)}
-            vectors = [own[f"flat/{i}"] for i in range(sum(n.startswith("flat/") for n in own))]
-            others = {n[len("other/") :]: t for n, t in own.items() if n.startswith("other/")}
-            found[version] = Weights(
-                Flat([v.to(device) for v in vectors]),
-                {n: t.to(device) for n, t in others.items()},
-            )
-        return found
+        return unpack_versions(self.plain["versions"], self.tensors, device)
 
 
 def _run(

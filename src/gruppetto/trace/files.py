@@ -47,17 +47,26 @@ class TraceWriter:
         number = len(segment_files(folder))
         self.path = folder / f"{number:03d}.jsonl"
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._waiting = b""
         self.write(SegmentRow(FORMAT, number, continues_after))
 
-    def write(self, row: Row) -> None:
-        """Append one row; it survives this process from here on."""
-        line = memoryview(encode_row(row))
+    def write(self, row: Row, *, is_urgent: bool = True) -> None:
+        """Append one row; it survives this process from here on.
+
+        A row that is not urgent (a derived one) is written together with the next that is.
+        """
+        self._waiting += encode_row(row)
+        if not is_urgent:
+            return
+        line = memoryview(self._waiting)
+        self._waiting = b""
         while line:  # a nearly full disk writes short before it refuses
             line = line[os.write(self._descriptor, line) :]
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         if self._descriptor >= 0:
+            os.write(self._descriptor, self._waiting)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gruppetto.protocols.messages import EVENTS, Command, Event
+from gruppetto.protocols.messages import COMMANDS, EVENTS, Command, Event
 
 __all__ = [
     "FORMAT",
@@ -122,6 +122,7 @@ class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 Row: TypeAlias = SegmentRow | EventRow | UpdateRow | EvaluationRow | FailureRow | EndRow
 
 _ENCODER = msgspec.json.Encoder()
+_NAMES: Final = {c: n.encode() for n, c in {**EVENTS, **COMMANDS}.items()}
 _DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
 
@@ -152,8 +153,8 @@ class MessageDigest:
 
     def add(self, message: Event | Command, encoded: bytes | None = None) -> None:
         """Count one message in; ``encoded`` saves encoding it twice."""
-        body = encode_message(message) if encoded is None else encoded
-        self._hash.update(b"%b %b\n" % (type(message).__name__.encode(), body))
+        body = _ENCODER.encode(message) if encoded is None else encoded
+        self._hash.update(b"%b %b\n" % (_NAMES[type(message)], body))
 
     def hexdigest(self) -> str:
         """64 hexadecimal digits for everything so far."""

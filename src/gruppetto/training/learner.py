@@ -88,14 +88,15 @@ class Learner:
             NotFinite: the loss or the gradient is not finite.
             Exception: whatever the user's data, model or loss raises.
         """
-        with torch.no_grad():
-            self._flat.copy_(weights.flat)
-            self._buffers.load_others(weights.others)
-            self._buffers.prepare()
+        # Neither the flat vector nor a buffer records gradients: no need to say no_grad.
+        self._flat.copy_(weights.flat)
+        self._buffers.load_others(weights.others)
+        self._buffers.prepare()
         for parameter in self._parameters:
             parameter.grad = None
         batch, num_samples = self._mini_batches.fetch(mini_batch, self._device)
-        batch = to_device(batch, self._device)
+        if self._device.type != "cpu":  # datasets give CPU tensors
+            batch = to_device(batch, self._device)
         seed_everything(self._seed, Stream.FORWARD, mini_batch, self._device)
         outputs = self._task.forward(self._model, batch)
         loss = self._task.compute_loss(outputs, batch)
@@ -118,8 +119,7 @@ class Learner:
         flat = self._gathered.clone()
         if loss - loss != 0.0 or not flat.is_finite():
             raise NotFinite(f"loss {loss}")
-        with torch.no_grad():
-            news = self._buffers.collect(weights.others)
+        news = self._buffers.collect(weights.others)
         return Gradient(flat, frozenset(absent), news, loss, num_samples)
 
     def _densify(self, gradient: Tensor) -> Tensor:

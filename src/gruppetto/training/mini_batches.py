@@ -59,7 +59,7 @@ class MiniBatches:
         """
         if self._tensors is not None:  # nothing here draws a random number
             picked = self._pick(mini_batch)
-            return [tensor[picked] for tensor in self._tensors], len(picked)
+            return [torch.index_select(t, 0, picked) for t in self._tensors], len(picked)
         seed_everything(self._seed, Stream.DATA, mini_batch, device)
         indices = self.indices(mini_batch)
         data = self._task.train

@@ -9,6 +9,7 @@ count. Other optimizers get every parameter as a view in its own shape.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from gruppetto.training.optimizers import ELEMENTWISE
 from gruppetto.training.parameters import Flat, Layout, Slot
 
 __all__ = ["OptimizerOnRanges", "Range"]
+
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 @dataclass(slots=True)
@@ -54,6 +58,10 @@ class OptimizerOnRanges:
         self.is_elementwise = type(optimizer).__name__ in ELEMENTWISE and type(
             optimizer
         ).__module__.startswith("torch.optim")
+        ours = type(optimizer).__module__.startswith("torch.optim")
+        self._bare_step = inspect.unwrap(type(optimizer).step) if ours else None
+        if any(group.get("differentiable") for group in optimizer.param_groups):
+            self._bare_step = None
         self.ranges: list[Range] = []
         for index, slot in enumerate(layout.slots):
             self._take_over(parameters[slot.name], self._new_range(index, index), slot)
@@ -81,12 +89,25 @@ class OptimizerOnRanges:
             for group in groups:
                 group["lr"] = group["lr"] * rate
         try:
-            self.optimizer.step()
+            self._take_step()
         finally:
             for group, lr in zip(groups, base, strict=True):
                 group["lr"] = lr
         for part in self.ranges:
             part.weights.grad = None
+
+    def _take_step(self) -> None:
+        """``optimizer.step()``, without the layers around it where nothing hangs on them.
+
+        Torch wraps every step for its profiler and for hooks, which costs more than the step of a
+        small network. A user's hook, a scheduler's counter or an unknown torch keeps the wrapper.
+        """
+        hooks = [getattr(self.optimizer, name, True) for name in _HOOKS]
+        if self._bare_step is None or any(hooks) or "step" in vars(self.optimizer):
+            self.optimizer.step()
+        else:
+            with torch.no_grad():
+                self._bare_step(self.optimizer)
 
     # ----------------------------------------------------- saving, restoring
 
