@@ -20,6 +20,7 @@ from gruppetto.protocols import PROTOCOLS, Coordinator
 from gruppetto.protocols.messages import (
     NOT_FINITE,
     Command,
+    Compute,
     Event,
     GradientFailed,
     GradientPushed,
@@ -85,6 +86,10 @@ class Watched:
         commands: list[Command] = self.coordinator.handle(event)
         self.log.append((event, commands))
         self.model.watch(event, commands)
+        computes = [command for command in commands if isinstance(command, Compute)]
+        reserving = [compute for compute in computes if compute.next_mini_batch is not None]
+        self.seen["leased while somebody is expected"] += bool(computes and self.model.expected)
+        self.seen["several reserve at once"] += len(reserving) > 1
         self._compare()
         return commands
 

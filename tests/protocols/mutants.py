@@ -111,7 +111,7 @@ MUTANTS = (
         "coordinator",
         "return [*(Cancel(lease.number) for lease in leases), Finish(reason)]",
         "cancels = [Cancel(lease.number) for lease in leases]\n"
-        "        return [*cancels, *self._give_work(), Finish(reason)]",
+        "        return [*cancels, *self._give_work(set(), None), Finish(reason)]",
         "open leases are cancelled, nothing follows",
     ),
     Mutant(
@@ -258,8 +258,8 @@ MUTANTS = (
     Mutant(
         "expected not counted as live",
         "coordinator",
-        "            len(self._expected) + len(self._idle) + len(self._computing)",
-        "            len(self._idle) + len(self._computing)",
+        "return len(self._expected) + len(self._idle) + len(self._computing)",
+        "return len(self._idle) + len(self._computing)",
         "the first joiner does not train alone",
     ),
     Mutant(
@@ -296,7 +296,7 @@ MUTANTS = (
         "work before the update",
         "coordinator",
         "        if self._held and len(self._held) >= self.num_to_wait():",
-        "        commands.extend(self._give_work())\n"
+        "        commands.extend(self._give_work(set(), avoid))\n"
         "        if self._held and len(self._held) >= self.num_to_wait():",
         "the K-th push updates first, then refetches",
     ),
@@ -349,6 +349,58 @@ MUTANTS = (
         "key=lambda n: (n not in contributors, n)",
         "key=lambda n: n",
         "an epoch cannot trail",
+    ),
+    Mutant(
+        "reserves while learners are expected",
+        "coordinator",
+        "reserved = None if self._expected else self.ledger.reserve(",
+        "reserved = self.ledger.reserve(",
+        "nothing is reserved while somebody is to come",
+    ),
+    Mutant(
+        "never reserves",
+        "coordinator",
+        "reserved = None if self._expected else self.ledger.reserve(lease.learner, avoid)",
+        "reserved = None",
+        "next_mini_batch is there to be prefetched",
+    ),
+    Mutant(
+        "reserves before all have leased",
+        "coordinator",
+        "            commands.extend(self._give_work(contributors, avoid))\n",
+        "            for one in sorted(self._idle, key=lambda n: (n not in contributors, n)):\n"
+        "                others, self._idle = self._idle - {one}, {one}\n"
+        "                commands.extend(self._give_work(contributors, avoid))\n"
+        "                self._idle |= others\n",
+        "hardsync takes P of the stream at a time",
+    ),
+    Mutant(
+        "reserves for the lowest learner first",
+        "coordinator",
+        "        for lease in leases:\n            reserved",
+        "        for lease in sorted(leases, key=lambda one: one.learner):\n            reserved",
+        "reserved in the order leased",
+    ),
+    Mutant(
+        "failed mini-batch leased at once",
+        "coordinator",
+        "self.ledger.lease(learner, self.version, avoid)",
+        "self.ledger.lease(learner, self.version)",
+        "a failure is tried at another time",
+    ),
+    Mutant(
+        "failed mini-batch reserved at once",
+        "coordinator",
+        "self.ledger.reserve(lease.learner, avoid)",
+        "self.ledger.reserve(lease.learner)",
+        "a failure is tried at another time",
+    ),
+    Mutant(
+        "failed mini-batch lost when set aside",
+        "ledger",
+        "            heapq.heappush(self._returned, avoid)\n",
+        "",
+        "every mini-batch is in one place",
     ),
     Mutant(
         "failed mini-batch retried at once",

@@ -139,9 +139,8 @@ class LedgerModel:
         for lease in late:
             self.place[self.open.pop(lease).mini_batch] = self.late if stop is None else "to do"
         self.counts["cancelled"] += len(late)
-        for command in commands:
-            if isinstance(command, Compute):
-                self._leased(command)
+        contributors = {self.given[c.lease].learner for u in updates for c in u.contributions}
+        self._worked([c for c in commands if isinstance(c, Compute)], contributors)
         idle = stop is None and self.num_to_do() > 0 and sorted(self.free_learners())
         assert not idle, f"learners {idle} are idle while {self.num_to_do()} mini-batches are to do"
         if stop is None and self.total is not None and self.num_left() == 0:
@@ -206,6 +205,17 @@ class LedgerModel:
             self.counts.update(samples=num_samples, staleness=staleness)
         self.held.clear()
 
+    def _worked(self, computes: Sequence[Compute], contributors: set[int]) -> None:
+        """All lease, then all reserve, both in this order: contributors first, then by number."""
+        free = self.free_learners()
+        order = [*sorted(free & contributors), *sorted(free - contributors)]
+        got = [compute.learner for compute in computes]
+        assert got == order[: len(got)], f"learners {order} start in this order, got {got}"
+        for compute in computes:
+            self._leased(compute)
+        for compute in computes:
+            self._reserves(compute)
+
     def _leased(self, compute: Compute) -> None:
         learner, mini_batch = compute.learner, compute.mini_batch
         assert compute.lease not in self.given, f"lease {compute.lease} is given twice"
@@ -222,11 +232,14 @@ class LedgerModel:
         assert where == "to do", f"mini-batch {mini_batch} is leased and {where}"
         self.place[mini_batch] = "leased"
         self.given[compute.lease] = self.open[compute.lease] = compute
-        following = self.lowest_unreserved()
-        got = compute.next_mini_batch
-        assert got == following, f"learner {learner} reserves {following}, got {got}"
-        if following is not None:
-            self.reserved[learner] = following
+
+    def _reserves(self, compute: Compute) -> None:
+        learner, got = compute.learner, compute.next_mini_batch
+        # Who is still expected is to find the next of the stream free.
+        want = None if self.expected else self.lowest_unreserved()
+        assert got == want, f"learner {learner} reserves {want}, got {got}"
+        if want is not None:
+            self.reserved[learner] = want
 
     def _end(self, reason: str) -> None:
         self.finished = reason

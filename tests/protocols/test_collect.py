@@ -142,7 +142,7 @@ def test_expected_mean_staleness(text: str, num_learners: int, mean: float) -> N
         ("k-async:", "protocol 'k-async:' ends in a colon; expected k-async:key=value"),
         ("k-async:2", "protocol 'k-async:2': expected key=value, got '2'"),
         ("k-async:k=2,k=3", "protocol 'k-async:k=2,k=3': 'k' is given twice"),
-        ("", "expected a protocol like name:key=value, got ''"),
+        ("", "protocol: expected something like name:key=value, got ''"),
         ("k-sync:k=0", "k-sync: expected k >= 1, got k=0"),
         ("rennala:k=-1", "rennala: expected k >= 1, got k=-1"),
         ("softsync:n=0", "softsync: expected n >= 1, got n=0"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
-from driver import KINDS, choose_impossible, drive, make_coordinator, play
+from driver import KINDS, Watched, choose_impossible, drive, make_coordinator, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import RULES, Settings
 
 from gruppetto.protocols import PROTOCOLS
+from gruppetto.protocols.messages import ApplyUpdate, Event, GradientPushed, LearnerJoined
 
 SEEDS_PER_PROTOCOL = 600
 
@@ -22,6 +24,7 @@ CORNERS = (
     "outdated",
     "impossible",
     "stolen",
+    "leased while somebody is expected",
     "lost while expected",
     "after the end",
     "finished: epochs",
@@ -47,6 +50,10 @@ def test_random_runs_keep_every_invariant(protocol: str) -> None:
     # K = 1 never holds anything between two events.
     if protocol != "async":
         corners.append("lost while its contribution is held")
+    # Elsewhere a learner never waits for others while there is anything to do.
+    distinct, cancels, _ = RULES[protocol]
+    if distinct or cancels:
+        corners.append("several reserve at once")
     missing = [corner for corner in corners if not seen[corner]]
     assert not missing, f"{SEEDS_PER_PROTOCOL} seeds of {protocol} never reached {missing}"
 
@@ -60,6 +67,28 @@ def test_same_events_same_commands(protocol: str) -> None:
         assert [second.handle(event) for event, _ in watched.log] == [
             commands for _, commands in watched.log
         ]
+
+
+@pytest.mark.parametrize("learners", range(1, 7))
+def test_hardsync_takes_the_stream_in_order(learners: int) -> None:
+    """Update u is of mini-batches u * P to u * P + P - 1, whoever joins, leases or pushes first."""
+    for seed in range(60):
+        rng = random.Random(f"{learners} {seed}")
+        num_mini_batches = rng.randint(1, 5 * learners + 1)
+        watched = Watched(Settings("hardsync", learners, num_mini_batches))
+        taken: list[list[int]] = []
+        while watched.model.finished is None:
+            open_leases, expected = watched.model.open, watched.model.expected
+            events: list[Event] = [LearnerJoined(learner) for learner in sorted(expected)]
+            events += [GradientPushed(c.lease, c.version, 0.5, 4) for c in open_leases.values()]
+            for command in watched.send(rng.choice(events)):
+                if isinstance(command, ApplyUpdate):
+                    given = [watched.model.given[c.lease] for c in command.contributions]
+                    taken.append(sorted(compute.mini_batch for compute in given))
+        assert taken == [
+            list(range(first, min(first + learners, num_mini_batches)))
+            for first in range(0, num_mini_batches, learners)
+        ], f"{learners} learners, seed {seed}"
 
 
 SPECS = (

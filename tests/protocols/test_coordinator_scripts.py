@@ -1,8 +1,8 @@
 """Scripts of events and the exact commands they yield, one for each rule worth reading.
 
-Everybody in a script starts alike: learner i of P joins in turn, leases mini-batch 2i as lease i
-and reserves 2i + 1. The oracle watches along. Tests whose only argument is `start` also judge the
-mutants (mutants.py).
+Everybody in a script starts alike: learner i of P joins in turn and leases mini-batch i as lease i.
+Only the last one reserves, number P: before it somebody is still expected. The oracle watches
+along. Tests whose only argument is `start` also judge the mutants (mutants.py).
 """
 
 from __future__ import annotations
@@ -79,34 +79,34 @@ def discard(lease: int) -> Discard:
 # -------------------------------------------------------------------- the four cells
 
 
-def test_joining_leases_and_reserves(start: Start) -> None:
+def test_joining_leases_and_the_last_one_reserves(start: Start) -> None:
     run = start("k-async:k=2", learners=2)
-    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, next_mini_batch=1)]
-    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 2, 0, next_mini_batch=3)]
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, next_mini_batch=None)]
+    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 1, 0, next_mini_batch=2)]
 
 
 def test_k_sync_cancels_the_rest_and_leases_again(start: Start) -> None:
-    """A cancelled mini-batch (4) is free at once: the next learner in the same list reserves it."""
+    """A cancelled mini-batch (2) is free at once, for the first learner without a reservation."""
     run = everybody(start("k-sync:k=2"))
     assert run.send(push(1)) == []
     assert run.send(push(0)) == [
         ApplyUpdate(1, (of(1), of(0))),
         Cancel(2),
-        Compute(3, 0, 1, 1, 4),
-        Compute(4, 1, 3, 1, 6),
-        Compute(5, 2, 5, 1, 7),
+        Compute(3, 0, 2, 1, 5),
+        Compute(4, 1, 4, 1, 6),
+        Compute(5, 2, 3, 1, 7),
     ]
 
 
 def test_k_batch_sync_lets_a_finisher_start_another_at_the_same_version(start: Start) -> None:
     run = everybody(start("k-batch-sync:k=3", learners=2))
-    assert run.send(push(0)) == [Compute(2, 0, 1, 0, 4)]
+    assert run.send(push(0)) == [Compute(2, 0, 3, 0, 4)]
     assert run.send(push(2)) == [Compute(3, 0, 4, 0, 5)]
     assert run.send(push(1)) == [
         ApplyUpdate(1, (of(0), of(2), of(1))),
         Cancel(3),
         Compute(4, 0, 5, 1, 4),
-        Compute(5, 1, 3, 1, 6),
+        Compute(5, 1, 2, 1, 6),
     ]
 
 
@@ -115,23 +115,23 @@ def test_k_async_makes_a_finisher_wait_and_keeps_the_rest(start: Start) -> None:
     assert run.send(push(1)) == []
     assert run.send(push(0)) == [
         ApplyUpdate(1, (of(1), of(0))),
-        Compute(3, 0, 1, 1, 6),
-        Compute(4, 1, 3, 1, 7),
+        Compute(3, 0, 4, 1, 6),
+        Compute(4, 1, 5, 1, 7),
     ]
     assert run.send(push(2)) == []
     assert run.send(push(3, version=1)) == [
         ApplyUpdate(2, (of(2, 0, staleness=1), of(3, 1))),
         Compute(5, 0, 6, 2, 8),
-        Compute(6, 2, 5, 2, 9),
+        Compute(6, 2, 3, 2, 9),
     ]
 
 
 def test_k_batch_async_goes_on(start: Start) -> None:
     """And the K-th push updates first: its learner starts again at the new version."""
     run = everybody(start("k-batch-async:k=2", learners=2))
-    assert run.send(push(0)) == [Compute(2, 0, 1, 0, 4)]
+    assert run.send(push(0)) == [Compute(2, 0, 3, 0, 4)]
     assert run.send(push(2)) == [ApplyUpdate(1, (of(0), of(2))), Compute(3, 0, 4, 1, 5)]
-    assert run.send(push(1)) == [Compute(4, 1, 3, 1, 6)]
+    assert run.send(push(1)) == [Compute(4, 1, 2, 1, 6)]
     assert run.send(push(3, version=1)) == [
         ApplyUpdate(2, (of(1, 0, staleness=1), of(3, 1))),
         Compute(5, 0, 5, 2, 7),
@@ -150,7 +150,7 @@ def test_the_version_in_the_push_is_the_truth(start: Start) -> None:
     run.send(push(0))
     assert run.send(push(1, version=1)) == [
         ApplyUpdate(2, (of(1, 1, staleness=0),)),
-        Compute(3, 1, 3, 2, 5),
+        Compute(3, 1, 2, 2, 5),
     ]
 
 
@@ -160,9 +160,9 @@ def test_the_version_in_the_push_is_the_truth(start: Start) -> None:
 def test_tail_is_clamped_in_the_distinct_cells(start: Start) -> None:
     """4 mini-batches among 3 learners: the second update waits for the one that is left."""
     run = start("hardsync", mini_batches=4)
-    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, 1)]
-    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 2, 0, 3)]
-    assert run.send(LearnerJoined(2)) == [Compute(2, 2, 1, 0, None)]
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, None)]
+    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 1, 0, None)]
+    assert run.send(LearnerJoined(2)) == [Compute(2, 2, 2, 0, 3)]
     assert run.send(push(0)) == []
     assert run.send(push(1)) == []
     assert run.send(push(2)) == [
@@ -173,30 +173,38 @@ def test_tail_is_clamped_in_the_distinct_cells(start: Start) -> None:
 
 
 def test_tail_is_clamped_in_the_batch_cells(start: Start) -> None:
-    """K = 4 of 3 mini-batches; the reserved one counts as to do, so the second push waits."""
+    """K = 4 of 3 mini-batches; the second push waits for what was reserved and is leased now."""
     run = start("k-batch-async:k=4", learners=2, mini_batches=3)
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, None)]
+    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 1, 0, 2)]
+    assert run.send(push(0)) == [Compute(2, 0, 2, 0, None)]
+    assert run.send(push(1)) == []
+    assert run.send(push(2)) == [ApplyUpdate(1, (of(0), of(1), of(2))), Finish("epochs")]
+
+
+def test_what_is_reserved_can_still_arrive(start: Start) -> None:
+    """K = 4 of 2 mini-batches: none is leased at the first push, which waits all the same."""
+    run = start("k-batch-async:k=4", learners=1, mini_batches=2)
     assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, 1)]
-    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 2, 0, None)]
-    assert run.send(push(1)) == [Compute(2, 1, 1, 0, None)]
-    assert run.send(push(0)) == []
-    assert run.send(push(2)) == [ApplyUpdate(1, (of(1), of(0), of(2))), Finish("epochs")]
+    assert run.send(push(0)) == [Compute(1, 0, 1, 0, None)]
+    assert run.send(push(1)) == [ApplyUpdate(1, (of(0), of(1))), Finish("epochs")]
 
 
 def test_first_joiner_does_not_train_alone(start: Start) -> None:
     run = start("hardsync", learners=2)
-    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, 1)]
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, None)]
     assert run.send(push(0)) == []
-    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 2, 0, 3)]
+    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 1, 0, 2)]
     assert run.send(push(1)) == [
         ApplyUpdate(1, (of(0), of(1))),
-        Compute(2, 0, 1, 1, 4),
-        Compute(3, 1, 3, 1, 5),
+        Compute(2, 0, 3, 1, 4),
+        Compute(3, 1, 2, 1, 5),
     ]
 
 
 def test_expected_learner_reported_lost_is_not_waited_for(start: Start) -> None:
     run = start("hardsync", learners=2)
-    run.send(LearnerJoined(0))
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, None)]
     assert run.send(push(0)) == []
     assert run.send(lost(1)) == [ApplyUpdate(1, (of(0),)), Compute(1, 0, 1, 1, 2)]
     run.refuse(LearnerJoined(1))
@@ -204,27 +212,28 @@ def test_expected_learner_reported_lost_is_not_waited_for(start: Start) -> None:
 
 
 def test_death_shrinks_the_wait(start: Start) -> None:
-    """The dead learner's mini-batch (4) and its reservation (5) go to the living."""
+    """The dead learner's mini-batch (2) and its reservation (3) go to the living."""
     run = everybody(start("hardsync"))
     assert run.send(push(0)) == []
     assert run.send(push(1)) == []
     assert run.send(lost(2)) == [
         ApplyUpdate(1, (of(0), of(1))),
-        Compute(3, 0, 1, 1, 4),
+        Compute(3, 0, 2, 1, 4),
         Compute(4, 1, 3, 1, 5),
     ]
 
 
 def test_held_contribution_survives_its_learner(start: Start) -> None:
+    """Its reservation (2) does not, it goes to the living."""
     run = everybody(start("k-sync:k=2", learners=2))
-    assert run.send(push(0)) == []
-    assert run.send(lost(0)) == []
-    assert run.send(push(1)) == [ApplyUpdate(1, (of(0), of(1))), Compute(2, 1, 3, 1, 1)]
+    assert run.send(push(1)) == []
+    assert run.send(lost(1)) == []
+    assert run.send(push(0)) == [ApplyUpdate(1, (of(1), of(0))), Compute(2, 0, 2, 1, 3)]
 
 
 def test_hardsync_follows_members(start: Start) -> None:
     run = everybody(start("hardsync", learners=2))
-    assert run.send(LearnerJoined(2)) == [Compute(2, 2, 4, 0, 5)]
+    assert run.send(LearnerJoined(2)) == [Compute(2, 2, 3, 0, 4)]
     assert run.send(push(0)) == []
     assert run.send(push(1)) == []
     assert run.send(push(2))[0] == ApplyUpdate(1, (of(0), of(1), of(2)))
@@ -233,7 +242,7 @@ def test_hardsync_follows_members(start: Start) -> None:
 def test_softsync_follows_members(start: Start) -> None:
     """n = 2: K = 2 of 4 learners, 1 of 3."""
     run = everybody(start("softsync:n=2", learners=4))
-    assert run.send(push(0)) == [Compute(4, 0, 1, 0, 8)]
+    assert run.send(push(0)) == [Compute(4, 0, 5, 0, 6)]
     assert run.send(lost(3)) == [ApplyUpdate(1, (of(0),))]
 
 
@@ -245,7 +254,7 @@ def test_backup_follows_members(start: Start) -> None:
         ApplyUpdate(1, (of(0),)),
         Cancel(2),
         Compute(3, 0, 1, 1, 2),
-        Compute(4, 2, 5, 1, 3),
+        Compute(4, 2, 3, 1, 4),
     ]
 
 
@@ -266,8 +275,8 @@ def test_requeue_returns_what_was_cancelled(start: Start) -> None:
     assert run.send(push(0)) == [
         ApplyUpdate(1, (of(0),)),
         Cancel(1),
-        Compute(2, 0, 1, 1, 2),
-        Compute(3, 1, 3, 1, 4),
+        Compute(2, 0, 1, 1, 3),
+        Compute(3, 1, 2, 1, 4),
     ]
 
 
@@ -277,8 +286,8 @@ def test_drop_counts_what_was_cancelled(start: Start) -> None:
     assert run.send(push(0)) == [
         ApplyUpdate(1, (of(0),)),
         Cancel(1),
-        Compute(2, 0, 1, 1, 4),
-        Compute(3, 1, 3, 1, 5),
+        Compute(2, 0, 3, 1, 4),
+        Compute(3, 1, 2, 1, 5),
     ]
     assert run.send(push(2, 1)) == [
         ApplyUpdate(2, (of(2, 1),)),
@@ -296,9 +305,10 @@ def test_drop_counts_what_was_cancelled(start: Start) -> None:
 
 
 def test_drop_counts_the_killed_but_not_their_reservation(start: Start) -> None:
+    """Mini-batch 1 is dropped, 2 goes to the living."""
     run = everybody(start("async", learners=2, on_late="drop"))
-    assert run.send(lost(0)) == []
-    assert run.send(push(1)) == [ApplyUpdate(1, (of(1),)), Compute(2, 1, 3, 1, 1)]
+    assert run.send(lost(1)) == []
+    assert run.send(push(0)) == [ApplyUpdate(1, (of(0),)), Compute(2, 0, 2, 1, 3)]
     assert run.coordinator.ledger.num_dropped == 1
 
 
@@ -312,20 +322,96 @@ def test_drop_retries_what_failed(start: Start) -> None:
 
 
 def test_a_learner_takes_its_reserved_mini_batch_before_a_lower_one(start: Start) -> None:
-    """A dead learner returns its mini-batch (0) and its reservation (1)."""
+    """A dead learner returns its mini-batch (1) and its reservation (2); the other has 4."""
     run = everybody(start("async", learners=2))
-    assert run.send(lost(0)) == []
-    assert run.send(push(1)) == [ApplyUpdate(1, (of(1),)), Compute(2, 1, 3, 1, 0)]
-    assert run.send(push(2, 1)) == [ApplyUpdate(2, (of(2, 1),)), Compute(3, 1, 0, 2, 1)]
+    assert run.send(push(0)) == [ApplyUpdate(1, (of(0),)), Compute(2, 0, 3, 1, 4)]
+    assert run.send(lost(1)) == []
+    assert run.send(push(2, 1)) == [ApplyUpdate(2, (of(2, 1),)), Compute(3, 0, 4, 2, 1)]
+    assert run.send(push(3, 2)) == [ApplyUpdate(3, (of(3, 2),)), Compute(4, 0, 1, 3, 2)]
 
 
 def test_the_lowest_reserved_mini_batch_is_taken_when_nothing_else_is_left(start: Start) -> None:
-    """Learner 2 takes learner 0's, learner 0 then takes learner 1's, and learner 1 has none."""
-    run = everybody(start("async", mini_batches=5))
-    assert run.send(push(2)) == [ApplyUpdate(1, (of(2),)), Compute(3, 2, 1, 1, None)]
-    assert run.send(push(0)) == [ApplyUpdate(2, (of(0, 0, 1),)), Compute(4, 0, 3, 2, None)]
-    assert run.send(push(1)) == [ApplyUpdate(3, (of(1, 0, 2),))]
-    assert run.send(lost(2)) == [Compute(5, 1, 1, 3, None)]
+    """Learner 1 takes learner 2's, learner 2 then takes learner 0's, and learner 0 has none."""
+    run = everybody(start("async", mini_batches=6))
+    assert run.send(push(0)) == [ApplyUpdate(1, (of(0),)), Compute(3, 0, 4, 1, 5)]
+    assert run.send(push(1)) == [ApplyUpdate(2, (of(1, 0, 1),)), Compute(4, 1, 3, 2, None)]
+    assert run.send(push(2)) == [ApplyUpdate(3, (of(2, 0, 2),)), Compute(5, 2, 5, 3, None)]
+    assert run.send(push(3, 1)) == [ApplyUpdate(4, (of(3, 1, 2),))]
+    assert run.send(lost(1)) == [Compute(6, 0, 3, 4, None)]
+
+
+def test_hardsync_takes_the_stream_as_many_at_a_time_as_there_are_learners(start: Start) -> None:
+    """{0, 1, 2}, {3, 4, 5}, {6, 7, 8}: nobody reserves what another one has yet to lease."""
+    run = everybody(start("hardsync", mini_batches=9))
+    assert run.send(push(2)) == []
+    assert run.send(push(0)) == []
+    assert run.send(push(1)) == [
+        ApplyUpdate(1, (of(2), of(0), of(1))),
+        Compute(3, 0, 4, 1, 6),
+        Compute(4, 1, 5, 1, 7),
+        Compute(5, 2, 3, 1, 8),
+    ]
+    assert run.send(push(4, 1)) == []
+    assert run.send(push(5, 1)) == []
+    assert run.send(push(3, 1)) == [
+        ApplyUpdate(2, (of(4, 1), of(5, 1), of(3, 1))),
+        Compute(6, 0, 6, 2, None),
+        Compute(7, 1, 7, 2, None),
+        Compute(8, 2, 8, 2, None),
+    ]
+    assert run.send(push(8, 2)) == []
+    assert run.send(push(7, 2)) == []
+    assert run.send(push(6, 2)) == [
+        ApplyUpdate(3, (of(8, 2), of(7, 2), of(6, 2))),
+        Finish("epochs"),
+    ]
+
+
+def test_nothing_is_reserved_while_somebody_is_expected(start: Start) -> None:
+    """Not by a pusher, and not by one whose gradient failed; until learner 2 is reported lost."""
+    run = start("async")
+    assert run.send(LearnerJoined(0)) == [Compute(0, 0, 0, 0, None)]
+    assert run.send(LearnerJoined(1)) == [Compute(1, 1, 1, 0, None)]
+    assert run.send(push(0)) == [ApplyUpdate(1, (of(0),)), Compute(2, 0, 2, 1, None)]
+    assert run.send(failed(1)) == [Compute(3, 1, 3, 1, None)]
+    assert run.send(lost(2)) == [], "who is at work reserves with its next lease"
+    assert run.send(push(2, 1)) == [ApplyUpdate(2, (of(2, 1),)), Compute(4, 0, 1, 2, 4)]
+    assert run.send(push(3, 1)) == [ApplyUpdate(3, (of(3, 1, 1),)), Compute(5, 1, 5, 3, 6)]
+
+
+def test_reservations_start_with_the_loss_of_the_last_expected_learner(start: Start) -> None:
+    """Of two expected learners the first one's loss changes nothing, the second one's fires."""
+    run = start("hardsync", learners=4)
+    assert run.send(LearnerJoined(2)) == [Compute(0, 2, 0, 0, None)]
+    assert run.send(LearnerJoined(0)) == [Compute(1, 0, 1, 0, None)]
+    assert run.send(push(0)) == []
+    assert run.send(push(1)) == []
+    assert run.send(lost(3)) == []
+    assert run.send(lost(1)) == [
+        ApplyUpdate(1, (of(0), of(1))),
+        Compute(2, 0, 2, 1, 4),
+        Compute(3, 2, 3, 1, 5),
+    ]
+
+
+def test_only_those_the_run_starts_with_are_expected(start: Start) -> None:
+    """Learner 7 reserves nothing either while 0 and 1 are; nobody has waited for learner 8."""
+    run = start("async", learners=2)
+    assert run.send(LearnerJoined(7)) == [Compute(0, 7, 0, 0, None)]
+    assert run.send(LearnerJoined(0)) == [Compute(1, 0, 1, 0, None)]
+    assert run.send(LearnerJoined(1)) == [Compute(2, 1, 2, 0, 3)]
+    assert run.send(LearnerJoined(8)) == [Compute(3, 8, 4, 0, 5)]
+
+
+def test_contributors_lease_first_and_reserve_first(start: Start) -> None:
+    """Learner 1 contributed and 0 was cancelled, so 1 goes before 0, twice."""
+    run = everybody(start("k-sync:k=1", learners=2))
+    assert run.send(push(1)) == [
+        ApplyUpdate(1, (of(1),)),
+        Cancel(0),
+        Compute(2, 1, 2, 1, 3),
+        Compute(3, 0, 0, 1, 4),
+    ]
 
 
 # --------------------------------------------------------------------------- failures
@@ -333,7 +419,7 @@ def test_the_lowest_reserved_mini_batch_is_taken_when_nothing_else_is_left(start
 
 def test_a_failed_gradient_leaves_its_learner_at_work(start: Start) -> None:
     run = everybody(start("k-sync:k=2", learners=2))
-    assert run.send(failed(0)) == [Compute(2, 0, 1, 0, 4)], "mini-batch 0 is tried another time"
+    assert run.send(failed(0)) == [Compute(2, 0, 3, 0, 4)], "mini-batch 0 is tried another time"
 
 
 def test_given_up_after_max_attempts_fails_the_run(start: Start) -> None:
@@ -365,8 +451,8 @@ def test_a_cancelled_mini_batch_is_not_a_failed_one(start: Start) -> None:
 
 def test_three_different_non_finite_mini_batches_are_divergence(start: Start) -> None:
     run = everybody(start("async"))
-    assert run.send(not_finite(0)) == [Compute(3, 0, 1, 0, 6)]
-    assert run.send(not_finite(1)) == [Compute(4, 1, 3, 0, 0)]
+    assert run.send(not_finite(0)) == [Compute(3, 0, 4, 0, 5)]
+    assert run.send(not_finite(1)) == [Compute(4, 1, 0, 0, 6)], "0 by another learner, and not 1"
     assert run.send(not_finite(2)) == [Cancel(3), Cancel(4), Finish("diverged")]
 
 
@@ -375,7 +461,7 @@ def test_a_finite_gradient_between_is_no_divergence(start: Start) -> None:
     run.send(not_finite(0))
     run.send(not_finite(1))
     run.send(push(3))
-    assert run.send(not_finite(2)) == [Compute(6, 2, 5, 1, 7)]
+    assert run.send(not_finite(2)) == [Compute(6, 2, 3, 1, 7)]
 
 
 def test_divergence_shows_with_a_single_learner_too(start: Start) -> None:
@@ -422,7 +508,7 @@ def test_nothing_follows_the_end(start: Start) -> None:
 
 
 def test_a_run_without_end_has_left_what_it_ever_leased(start: Start) -> None:
-    """Numbers 0, 2 and 1 were leased, 1 was applied; 3 and 4 were reserved only."""
+    """Numbers 0, 1 and 3 were leased, 0 was applied; 2 and 4 were reserved only."""
     run = everybody(start("async", learners=2, mini_batches=None))
     run.send(push(0))
     assert run.send(StopRequested("updates")) == [Cancel(1), Cancel(2), Finish("updates")]

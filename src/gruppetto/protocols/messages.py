@@ -100,7 +100,8 @@ Event: TypeAlias = (
 class Compute:
     """Have a learner compute the gradient of a mini-batch at a version (or a newer one).
 
-    ``next_mini_batch`` is reserved for the same learner, for prefetching; None near the end.
+    ``next_mini_batch`` is reserved for the same learner, for prefetching; None while learners are
+    still expected, and near the end.
     """
 
     lease: int
