@@ -1,8 +1,8 @@
 """The n-th job of a slot takes equally long in every engine: draws keyed by (seed, slot, n).
 
 A *slot* is an original learner number; whoever replaces the learner inherits the slot and its
-count. Draw n of a slot is the first word of Philox block n under the key (seed, slot), made a
-uniform in (0, 1) and sent through the law's inverse CDF. Draws are made in fixed blocks of 256,
+count. Draw n of a slot is the first word of Philox block n + 1 under the key (seed, slot), made
+a uniform in (0, 1) and sent through the law's inverse CDF. Draws are made in fixed blocks of 256,
 because vectorised functions may round differently from scalar ones and the bits must not depend
 on how many were asked for.
 """
@@ -25,7 +25,7 @@ _WORDS = 4  # 64-bit words in one Philox block
 def keyed_uniforms(seed: int, slot: int, start: int, count: int) -> Floats:
     """Uniforms number start .. start + count - 1 of a slot, each in (0, 1). Shape [count]."""
     key = np.array([seed % 2**64, slot], dtype=np.uint64)
-    # numpy steps the counter before it makes a block: counter n - 1 makes block n.
+    # numpy steps the counter before it makes a block: from counter n comes block n + 1.
     raw = np.random.Philox(key=key, counter=start).random_raw(count * _WORDS)[::_WORDS]
     return (np.asarray(raw >> np.uint64(11), dtype=np.float64) + 0.5) * 2.0**-53
 

@@ -49,6 +49,8 @@ class ReplayEngine(Engine):
         self._position = 0
         self._time = 0.0
         self._open: dict[int, Compute] = {}
+        #: The first event that comes out differently now, in words.
+        self.first_difference: str | None = None
         self._just_kept: int | None = None
         # A version is needed until the last push that was computed on it.
         self._uses = Counter(e.version for _, e in events if isinstance(e, GradientPushed))
@@ -118,4 +120,10 @@ class ReplayEngine(Engine):
         self._gradients.keep(event.lease, event.version, gradient)
         self._just_kept = event.lease
         self._gradients.release(event.version)
-        return replace(event, loss=gradient.loss, num_samples=gradient.num_samples)
+        again = replace(event, loss=gradient.loss, num_samples=gradient.num_samples)
+        if again != event and self.first_difference is None:
+            self.first_difference = (
+                f"event row {self._position - 1} says loss {event.loss!r} over "
+                f"{event.num_samples} samples, and it is {again.loss!r} over {again.num_samples}"
+            )
+        return again

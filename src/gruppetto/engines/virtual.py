@@ -44,6 +44,8 @@ LEARNERS_LOST: Final = "learners-lost"
 MAX_TIME: Final = "max-time"
 
 _NOTICE, _PUSH = 0, 1  # ranks
+#: Cancelled jobs that may lie on the agenda whatever its length.
+_MANY: Final = 64
 
 
 @dataclass(slots=True)
@@ -103,6 +105,8 @@ class VirtualEngine(Engine):
         #: Learners whose loss is on the agenda; they are not lost a second time.
         self._doomed: set[int] = set()
         self._num_joined = 0
+        #: Cancelled since the agenda was last cleared of them.
+        self._num_cancelled = 0
         #: The lease whose gradient the last wait() kept; a Discard of it means that one.
         self._just_kept: int | None = None
         self._is_restored = False
@@ -226,10 +230,16 @@ class VirtualEngine(Engine):
         """When the next item is due, after throwing away what nobody will hear of."""
         while self._agenda:
             time, *_, item = self._agenda[0]
-            if not isinstance(item, _Job) or item.is_open or item.is_stubborn:
+            if _is_wanted(item):
                 return time
             heapq.heappop(self._agenda)
         return None
+
+    def _clear_agenda(self) -> None:
+        """Drop the cancelled jobs that are due far in the future, before they pile up."""
+        self._agenda = [entry for entry in self._agenda if _is_wanted(entry[-1])]
+        heapq.heapify(self._agenda)
+        self._num_cancelled = 0
 
     def _pop(self) -> _Item:
         self._time, *_, item = heapq.heappop(self._agenda)
@@ -281,6 +291,9 @@ class VirtualEngine(Engine):
         job.is_open = False
         if not job.is_stubborn:
             self.gradients.release(job.compute.version)
+            self._num_cancelled += 1
+            if self._num_cancelled > max(_MANY, len(self._agenda) // 2):
+                self._clear_agenda()
 
     def _deliver(self, job: _Job) -> Event:
         compute = job.compute
@@ -306,6 +319,10 @@ class VirtualEngine(Engine):
             numbers = (event.version, event.loss, event.num_samples)
             twin = _Job(job.compute, job.fault, is_stubborn=True, pushed=numbers)
             self._put(self._time + job.fault.extra, twin)
+
+
+def _is_wanted(item: _Item) -> bool:
+    return not isinstance(item, _Job) or item.is_open or item.is_stubborn
 
 
 def failure_reason(error: BaseException) -> str:

@@ -43,7 +43,7 @@ from gruppetto.trace import (
     encode_message,
 )
 
-__all__ = ["TARGET", "UPDATES", "Journal", "Tally"]
+__all__ = ["TARGET", "UPDATES", "Journal", "Tally", "evaluate_now"]
 
 TARGET = "target"
 UPDATES = "updates"
@@ -62,6 +62,8 @@ class Tally:
         #: lease -> (learner, mini-batch) while it is open or held.
         self.work: dict[int, tuple[int, int]] = {}
         self._losses: dict[int, float] = {}
+        #: (learner, mini-batch) of the newest failure; None if that came too late to matter.
+        self.last_failed: tuple[int, int] | None = None
 
     def count(self, event: Event, commands: Sequence[Command], time: float, encoded: bytes) -> None:
         """Take one event and its commands in."""
@@ -72,6 +74,10 @@ class Tally:
             self.commands.add(command)
         if isinstance(event, GradientPushed) and event.lease in self.work:
             self._losses.setdefault(event.lease, event.loss)
+        elif isinstance(event, GradientFailed):
+            # Of a lease whose push is held it is a late report, and its work still counts.
+            is_late = event.lease in self._losses
+            self.last_failed = None if is_late else self.work.pop(event.lease, None)
         elif isinstance(event, LearnerLost):
             held = self._losses
             self.work = {k: w for k, w in self.work.items() if w[0] != event.learner or k in held}
@@ -127,11 +133,6 @@ class Journal:
         self._loss_samples = 0
         self._counted_samples = 0
         self._published_at = 0.0
-        device = torch.device(self._settings.device)
-        self._recalibration = [
-            parts.mini_batches.fetch(number, device)[0]
-            for number in range(self._settings.recalibrate_bn)
-        ]
         self._started = clock.perf_counter()
         self._wall_before = 0.0
 
@@ -239,7 +240,7 @@ class Journal:
             samples=self._counted_samples,
             epoch=self._counted_samples / self._parts.mini_batches.samples_per_epoch,
             train_loss=self.train_loss,
-            metrics=self._parts.server.evaluate(version, self._settings.seed, self._recalibration),
+            metrics=evaluate_now(self._parts),
         )
         self.evaluations.append(row)
         self._write(row)
@@ -251,9 +252,9 @@ class Journal:
             self._engine.request_stop(TARGET)
 
     def _write_failure(self, event: GradientFailed) -> None:
-        learner, mini_batch = self.tally.work.pop(event.lease, (-1, -1))
         text = self._engine.tracebacks.pop(event.lease, "")
-        if text:
+        if text and self.tally.last_failed is not None:
+            learner, mini_batch = self.tally.last_failed
             self._write(FailureRow(self.tally.num_events - 1, learner, mini_batch, text))
             self._progress.warn(
                 f"mini-batch {mini_batch} failed on learner {learner}: {event.reason}"
@@ -269,6 +270,8 @@ class Journal:
 
     def _save_checkpoint(self) -> None:
         """A checkpoint after the last event row carried out."""
+        # What the checkpoint holds, the trace must tell of.
+        self._writer.flush()
         tensors, plain = self._parts.server.state()
         versions = self._versions()
         tensors.update(pack_versions(versions))
@@ -294,8 +297,6 @@ class Journal:
         """Bring a fresh journal to where an interrupted one was."""
         for time, event, commands in history:
             self.tally.count(event, commands, time, encode_message(event))
-            if isinstance(event, GradientFailed):
-                self.tally.work.pop(event.lease, None)
             for command in commands:
                 if isinstance(command, ApplyUpdate):
                     self.tally.settle(command)
@@ -305,10 +306,27 @@ class Journal:
         self.train_loss = evaluations[-1].train_loss if evaluations else None
         self._loss_sum, self._loss_samples = saved["loss_sum"], saved["loss_samples"]
         self._wall_before = saved["wall_time"]
-        self._progress.advance(
-            self._counted_samples, self._parts.coordinator.version, self._published_at
-        )
+        version = self._parts.coordinator.version
+        self._progress.advance(self._counted_samples, version, self._published_at)
+        if self._settings.updates is not None and version >= self._settings.updates:
+            self._engine.request_stop(UPDATES)
+        target = self._parts.target
+        reached = [e for e in evaluations if target is not None and target.is_reached(e.metrics)]
+        if reached:
+            self.target_reached_at = reached[0].time
+            if reached[-1] is evaluations[-1]:
+                self._engine.request_stop(TARGET)
 
     def end(self, result: dict[str, Any]) -> None:
         """Write the last row."""
         self._write(EndRow(self.tally.num_events, result, self.tally.commands.hexdigest()))
+
+
+def evaluate_now(parts: Parts) -> dict[str, float]:
+    """The task's metrics at the server's current weights, as every evaluation of a run does it."""
+    settings = parts.settings
+    device = torch.device(settings.device)
+    recalibration = [
+        parts.mini_batches.fetch(number, device)[0] for number in range(settings.recalibrate_bn)
+    ]
+    return parts.server.evaluate(parts.coordinator.version, settings.seed, recalibration)

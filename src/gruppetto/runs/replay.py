@@ -19,11 +19,10 @@ from gruppetto.protocols.messages import (
     ApplyUpdate,
     Command,
     Event,
-    GradientFailed,
 )
 from gruppetto.runs.execute import summarise
 from gruppetto.runs.folder import RunFolder, versions_here
-from gruppetto.runs.journal import Tally
+from gruppetto.runs.journal import Tally, evaluate_now
 from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.train import recall
@@ -52,8 +51,6 @@ class _ReplayJournal:
     def record(self, event: Event, commands: Sequence[Command], time: float) -> None:
         row = self._tally.num_events
         self._tally.count(event, commands, time, encode_message(event))
-        if isinstance(event, GradientFailed):
-            self._tally.work.pop(event.lease, None)
         same = self._tally.commands.hexdigest()[:16] == self._rows[row].commands
         if not same and self.first_difference is None:
             self.first_difference = row
@@ -82,8 +79,9 @@ def replay(
         progress: show a bar on standard error.
 
     Returns:
-        The JSON summary of the run as it comes out now, with ``matches``: whether weights,
-        state, events and commands have the recorded hashes; and ``difference``, in words.
+        The JSON summary of the run as it comes out now (``train_loss``, ``target_reached_at`` and
+        ``wall_time`` as recorded), with ``matches``: whether every loss is the recorded one and
+        weights, state, events and commands have the recorded hashes; and ``difference``, in words.
 
     Raises:
         UsageError: no run there, one that did not end, or one that needs other threads.
@@ -104,27 +102,38 @@ def replay(
         total = recorded["samples"]
         bar = Progress(f"replay {settings.protocol}", total, progress)
         journal = _ReplayJournal(tally, trace.events, bar.advance)
-        difference: str | None = None
+        engine: ReplayEngine | None = None
+        error: str | None = None
         with bar:
             try:
-                events = _events(trace)
-                engine = ReplayEngine(parts.server, parts.learner, events)
+                engine = ReplayEngine(parts.server, parts.learner, _events(trace))
                 engine.run(parts.coordinator, journal)
-            except (ImpossibleEvent, ReplayMismatch) as error:
-                difference = str(error)
-        result = summarise(parts, tally, trace.evaluations, folder)
-    for key in ("train_loss", "target_reached_at", "wall_time", "test_loss", "test_accuracy"):
+            except (ImpossibleEvent, ReplayMismatch) as impossible:
+                error = str(impossible)
+        result = summarise(parts, tally, [], folder)
+        version = parts.coordinator.version
+        if trace.evaluations and trace.evaluations[-1].version == version and error is None:
+            metrics = evaluate_now(parts)
+            result.update(test_loss=metrics.get("loss"), test_accuracy=metrics.get("accuracy"))
+            result["metrics"] = metrics
+    for key in ("train_loss", "target_reached_at", "wall_time"):
         result[key] = recorded[key]
+    reasons = [error, None if engine is None else engine.first_difference]
     different = [key for key in COMPARED if result[key] != recorded[key]]
-    result["matches"] = difference is None and not different
-    if difference is None and different:
-        difference = f"{', '.join(different)} differ from the recorded run"
+    if different:
+        reasons.append(f"{', '.join(different)} differ from the recorded run")
         if journal.first_difference is not None:
-            difference += f"; commands differ from event row {journal.first_difference} on"
-    others = _other_versions(folder)
-    if difference is not None and others:
-        difference += f"; recorded with {others}"
-    result["difference"] = difference
+            reasons.append(f"commands differ from event row {journal.first_difference} on")
+        elif error is None:
+            reasons.append(
+                "the decisions are the same and the numbers are not: is the task's data, model "
+                "or loss different each time it is loaded?"
+            )
+    said = [reason for reason in reasons if reason is not None]
+    result["matches"] = not said
+    if said and (others := _other_versions(folder)):
+        said.append(f"recorded with {others}")
+    result["difference"] = "; ".join(said) or None
     return result
 
 

@@ -204,14 +204,14 @@ def resume(
     row, tensors, plain = folder.load_checkpoint()
     with prepared_torch(settings):
         parts = build_parts(settings, recall(folder, settings, task, optimizer, schedule))
-        trace = read_trace(folder.trace)
-        rows = trace.events[: row + 1]
+        trace = read_trace(folder.trace, up_to=row)
+        rows = trace.events
         history = _fold(parts.coordinator, [r.decode() for r in rows])
         if parts.coordinator.finished is not None:
             raise RunFolderError(f"{run} is complete ({parts.coordinator.finished})")
         parts.server.load(tensors, plain["server"])
         saved = _Saved(row, plain, tensors, history, [r.time for r in rows])
-        saved.evaluations = [e for e in trace.evaluations if e.version <= plain["newest"]]
+        saved.evaluations = trace.evaluations
         writer = TraceWriter(folder.trace, continues_after=row)
         return _run(parts, folder, writer, saved, None, progress, on_event)
 

@@ -56,8 +56,11 @@ class TraceWriter:
         A row that is not urgent (a derived one) is written together with the next that is.
         """
         self._waiting += encode_row(row)
-        if not is_urgent:
-            return
+        if is_urgent:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append what is waiting for an urgent row."""
         line = memoryview(self._waiting)
         self._waiting = b""
         while line:  # a nearly full disk writes short before it refuses
@@ -66,7 +69,7 @@ class TraceWriter:
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         if self._descriptor >= 0:
-            os.write(self._descriptor, self._waiting)
+            self.flush()
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -148,13 +151,19 @@ def follow_rows(folder: Path) -> Iterator[Row]:
             yield row
 
 
-def read_trace(folder: Path) -> Trace:
-    """Read a whole trace.
+def read_trace(folder: Path, up_to: int | None = None) -> Trace:
+    """Read a trace.
+
+    Args:
+        folder: the trace folder.
+        up_to: leave out what follows after this event row and its derived rows.
 
     Raises:
         TraceError: no trace there, or one damaged before its last row.
     """
     trace = Trace()
     for row in follow_rows(folder):
+        if up_to is not None and isinstance(row, EventRow) and row.row > up_to:
+            break
         trace.add(row)
     return trace

@@ -121,7 +121,8 @@ class OptimizerOnRanges:
         plain: list[dict[str, Any]] = []
         for number, part in enumerate(self.ranges):
             rest: dict[str, Any] = {}
-            for key, value in self.optimizer.state.get(part.weights, {}).items():
+            # Sorted: the order of keys says nothing, and a file may give them back in another.
+            for key, value in sorted(self.optimizer.state.get(part.weights, {}).items()):
                 if isinstance(value, Tensor):
                     tensors[f"{number}/{key}"] = value
                 elif value is None or isinstance(value, (bool, int, float, str)):
