@@ -66,6 +66,13 @@ def new_folder(out: str | Path | None, label: str) -> Path:
     return folder
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    """On the CPU, in memory of its own: the file format refuses tensors that share theirs."""
+    tensor = tensor.detach().cpu().contiguous()
+    owns_all = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if owns_all else tensor.clone()
+
+
 class RunFolder:
     """Reads and writes the parts of a run that are not its trace."""
 
@@ -135,7 +142,7 @@ class RunFolder:
         """
         part = self._checkpoint.with_suffix(".part")
         save_file(
-            {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()},
+            {name: _alone(tensor) for name, tensor in tensors.items()},
             part,
             metadata={"checkpoint": json.dumps({"row": row, **plain})},
         )

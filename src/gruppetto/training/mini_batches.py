@@ -36,10 +36,13 @@ class MiniBatches:
         self._task = task
         self._batch_size = batch_size
         self._seed = seed
-        self._orders: dict[int, Tensor] = {}
-        self.samples_per_epoch = len(self._order(0, None))
+        #: epoch -> the indices of its mini-batches.
+        self._cut: dict[int, tuple[Tensor, ...]] = {}
+        first = self._order(0)
+        self.samples_per_epoch = len(first)
         if self.samples_per_epoch == 0:
             raise TaskError("sampler: expected at least one index for epoch 0, got none")
+        self._cut[0] = torch.split(first, batch_size)
         #: Mini-batches of one epoch, the ragged last one included.
         self.per_epoch = -(-self.samples_per_epoch // batch_size)
         # Indexing whole tensors gives the same bits as collating their rows, much faster.
@@ -60,8 +63,9 @@ class MiniBatches:
         if self._tensors is not None:  # nothing here draws a random number
             picked = self._pick(mini_batch)
             return [torch.index_select(t, 0, picked) for t in self._tensors], len(picked)
-        seed_everything(self._seed, Stream.DATA, mini_batch, device)
+        # First the indices: a sampler of the user draws from a stream of its own.
         indices = self.indices(mini_batch)
+        seed_everything(self._seed, Stream.DATA, mini_batch, device)
         data = self._task.train
         if getattr(data, "__getitems__", None):
             samples = data.__getitems__(indices)
@@ -71,13 +75,22 @@ class MiniBatches:
 
     def _pick(self, mini_batch: int) -> Tensor:
         epoch, position = divmod(mini_batch, self.per_epoch)
-        order = self._order(epoch, self.samples_per_epoch)
-        return order[position * self._batch_size : (position + 1) * self._batch_size]
+        cut = self._cut.get(epoch)
+        return self._cut_epoch(epoch)[position] if cut is None else cut[position]
 
-    def _order(self, epoch: int, expected: int | None) -> Tensor:
-        order = self._orders.get(epoch)
-        if order is not None:
-            return order
+    def _cut_epoch(self, epoch: int) -> tuple[Tensor, ...]:
+        order = self._order(epoch)
+        if len(order) != self.samples_per_epoch:
+            raise TaskError(
+                f"sampler: expected {self.samples_per_epoch} indices as in epoch 0, got "
+                f"{len(order)} for epoch {epoch}"
+            )
+        cut = self._cut[epoch] = torch.split(order, self._batch_size)
+        while len(self._cut) > _REMEMBERED:
+            del self._cut[min(self._cut)]
+        return cut
+
+    def _order(self, epoch: int) -> Tensor:
         seed = stream_seed(self._seed, Stream.ORDER, epoch)
         if self._task.sampler is None:
             generator = torch.Generator().manual_seed(seed)
@@ -85,12 +98,4 @@ class MiniBatches:
         else:
             seed_everything(self._seed, Stream.ORDER, epoch, torch.device("cpu"))
             order = torch.tensor([int(i) for i in self._task.sampler(epoch)], dtype=torch.int64)
-        if expected is not None and len(order) != expected:
-            raise TaskError(
-                f"sampler: expected {expected} indices as in epoch 0, got {len(order)} for "
-                f"epoch {epoch}"
-            )
-        self._orders[epoch] = order
-        while len(self._orders) > _REMEMBERED:
-            del self._orders[min(self._orders)]
         return order
