@@ -1,4 +1,4 @@
-"""A run's folder: ``config.json``, ``trace/``, ``checkpoint.safetensors``."""
+"""A run's folder: ``config.json``, ``trace/``, ``checkpoint-ROW.safetensors``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.trace = self.path / "trace"
-        self._checkpoint = self.path / "checkpoint.safetensors"
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -140,13 +139,23 @@ class RunFolder:
             tensors: by name.
             plain: JSON values; they travel in the file's header, so one rename replaces both.
         """
-        part = self._checkpoint.with_suffix(".part")
+        part = self.path / "checkpoint.part"
         save_file(
             {name: _alone(tensor) for name, tensor in tensors.items()},
             part,
             metadata={"checkpoint": json.dumps({"row": row, **plain})},
         )
-        os.replace(part, self._checkpoint)
+        # A new name, then the old one goes: renaming over a file makes some file systems write
+        # its data out at once, which takes longer than all the rest.
+        older = self._checkpoints()
+        newest = self.path / f"checkpoint-{row:09d}.safetensors"
+        os.replace(part, newest)
+        for path in older:
+            if path != newest:
+                path.unlink()
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(self.path.glob("checkpoint-*.safetensors"))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint: its row, tensors, and everything else.
@@ -154,16 +163,15 @@ class RunFolder:
         Raises:
             RunFolderError: there is none, or it cannot be read.
         """
-        if not self._checkpoint.is_file():
+        found = self._checkpoints()
+        if not found:
             raise RunFolderError(
                 f"{self.path} has no checkpoint: the run ended before its first epoch did"
             )
         try:
-            with safe_open(self._checkpoint, framework="pt") as file:
+            with safe_open(found[-1], framework="pt") as file:
                 plain = json.loads(file.metadata()["checkpoint"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return int(plain["row"]), tensors, plain
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise RunFolderError(
-                f"{self._checkpoint}: the checkpoint cannot be read ({error})"
-            ) from None
+            raise RunFolderError(f"{found[-1]}: the checkpoint cannot be read ({error})") from None

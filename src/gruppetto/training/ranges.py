@@ -62,6 +62,11 @@ class OptimizerOnRanges:
         self._bare_step = inspect.unwrap(type(optimizer).step) if ours else None
         if any(group.get("differentiable") for group in optimizer.param_groups):
             self._bare_step = None
+        if all(vector.device.type == "cpu" for vector in weights.vectors):
+            for group in optimizer.param_groups:
+                if group.get("foreach", True) is None and group.get("fused", True) is None:
+                    # What torch finds out anew at every step: on a CPU it loops over tensors.
+                    group["foreach"] = False
         self.ranges: list[Range] = []
         for index, slot in enumerate(layout.slots):
             self._take_over(parameters[slot.name], self._new_range(index, index), slot)
