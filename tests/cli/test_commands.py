@@ -108,6 +108,15 @@ def test_compare_keeps_a_failed_run_beside_the_others(capsys: pytest.CaptureFixt
     assert "diverged" in Path(made["report"]).read_text(encoding="utf-8")
 
 
+def test_compare_of_failures_only_is_one_object_and_exit_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = run_json(capsys, "compare", "digits", "--optimizer", "sgd:lr=1e30", "--protocol",
+                    "async", "--protocol", "hardsync", *COMMON, code=1)  # fmt: skip
+    assert len(made["runs"]) == 2
+    assert Path(made["report"]).is_file()
+
+
 def test_target_stops_and_is_dated(capsys: pytest.CaptureFixture[str]) -> None:
     made = run_json(capsys, "train", "digits", "--target", "accuracy=0.5", *COMMON[:2],
                     "--evaluate-every", "0.5")  # fmt: skip
@@ -190,3 +199,22 @@ def test_as_a_program_from_another_process(tmp_path: Path) -> None:
     made = json.loads(done.stdout)
     assert made["metrics"]["excess_loss"] < 0.05
     assert made["test_accuracy"] is None
+
+
+def test_an_evaluation_that_is_not_finite_is_null_everywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """JSON has no NaN: the trace must stay readable and the output valid."""
+    Path("nan.py").write_text(
+        "import torch, gruppetto as gp\nfrom torch import nn\n"
+        "task = gp.Task(model=lambda: nn.Linear(1, 2), train=[(torch.ones(1), 0)] * 8,\n"
+        "    test=[1], evaluate=lambda m, t: {'loss': float('nan'), 'f1': float('inf')},\n"
+        "    optimizer='sgd:lr=0.1', batch_size=2, epochs=1)\n"
+    )
+    made = run_json(capsys, "train", "nan.py")
+    assert made["test_loss"] is None
+    assert made["metrics"] == {"loss": None, "f1": None}
+    assert run_json(capsys, "replay", made["run"])["matches"] is True
+    run_json(capsys, "report", made["run"])
+    assert _run(["train", "nan.py"]) == 0
+    assert "not finite" in capsys.readouterr().out

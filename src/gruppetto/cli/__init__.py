@@ -12,7 +12,7 @@ import click
 
 from gruppetto.cli.compare import compare, report
 from gruppetto.cli.listing import clips, delays, modulations, optimizers, protocols, tasks
-from gruppetto.cli.output import Interrupted, print_json
+from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.cli.replay import export, replay
 from gruppetto.cli.train import resume, train
 from gruppetto.errors import GruppettoError, RunFailed
@@ -63,13 +63,17 @@ def _run(words: list[str]) -> int:
         return _fail(error.format_message(), 2)
     except Interrupted as error:
         return _fail(str(error), 130)
+    except Failed as error:
+        return _fail(str(error), 1)
     except RunFailed as error:
-        if as_json and error.result is not None:
+        if as_json:
             print_json({"run": None, **error.result, "error": str(error)})
         return _fail(str(error), 1)
     except GruppettoError as error:
         return _fail(str(error), 2)
     except (click.Abort, KeyboardInterrupt):
+        if as_json:
+            print_json({"run": None, "interrupted": True})
         return _fail("interrupted", 130)
     except BrokenPipeError:
         # The reader of our output has gone; nothing is left to say, also not at shutdown.

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from gruppetto.cli.options import OPTIONS, as_json, out, quiet, run_options, split_delays
-from gruppetto.cli.output import Interrupted, print_json
-from gruppetto.errors import InvalidSetting, RunFailed, RunFolderError
+from gruppetto.cli.output import Failed, Interrupted, print_json
+from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.spec import suggest
 
 
@@ -84,7 +84,7 @@ def compare(
     if comparison.results[-1].get("stopped_by") == "interrupted":
         raise Interrupted(f"interrupted; what there is, is in {comparison.folder}")
     if all("error" in result for result in comparison.results):
-        raise RunFailed("every run failed; see above")
+        raise Failed("every run failed")
 
 
 @click.command(epilog="Example: gruppetto report runs/digits-async-001 runs/digits-hardsync-001")

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Interrupted", "finish", "print_json"]
+__all__ = ["Failed", "Interrupted", "finish", "print_json"]
 
 _SHOWN = (
     ("test accuracy", "test_accuracy", "{:.4f}"),
@@ -33,7 +33,11 @@ _SHOWN = (
 
 
 class Interrupted(Exception):
-    """A run was interrupted and can be continued; exit 130."""
+    """A run was interrupted and can be continued; its summary is printed. Exit 130."""
+
+
+class Failed(Exception):
+    """What was asked for failed, and everything to say about it is printed. Exit 1."""
 
 
 def finish(result: dict[str, Any], as_json: bool) -> None:
@@ -52,7 +56,7 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
                 table.add_row(label, form.format(result[key]))
         for name, value in result.get("metrics", {}).items():
             if name not in ("loss", "accuracy"):
-                table.add_row(f"test {name}", f"{value:.4g}")
+                table.add_row(f"test {name}", "not finite" if value is None else f"{value:.4g}")
         Console(highlight=False, soft_wrap=True).print(table)
     if interrupted:
         raise Interrupted(f"interrupted; continue with: gruppetto resume {result['run']}")

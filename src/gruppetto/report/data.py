@@ -162,7 +162,7 @@ class ReportedRun:
     def evaluations(self, metric: str) -> Curve:
         """A metric over the evaluations; those without it are left out."""
         rows = [row for row in self.trace.evaluations if metric in row.metrics]
-        return _curve(rows, [row.metrics[metric] for row in rows])
+        return _curve(rows, [_number(row.metrics[metric]) for row in rows])
 
     def error(self, metric: str) -> Curve:
         """What to plot for a metric: 1 - accuracy in per cent for ``accuracy``, else itself."""
@@ -224,6 +224,10 @@ def _curve(rows: Sequence[EvaluationRow], values: Sequence[float]) -> Curve:
         np.array([row.version for row in rows], dtype=np.int64),
         np.array(values, dtype=np.float64),
     )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def shared_metric(runs: Sequence[ReportedRun]) -> str | None:

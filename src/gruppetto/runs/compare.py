@@ -14,6 +14,7 @@ from gruppetto.runs.parts import Ingredients, build_parts, prepared_torch
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.runs.train import plan_run, start_run
 from gruppetto.training.task import Task
+from gruppetto.training.tasks import load_task
 
 __all__ = ["Comparison", "compare", "grid"]
 
@@ -72,8 +73,13 @@ def compare(
     """
     if not runs:
         raise InvalidSetting("compare: expected at least one run, got none")
+    loaded = load_task(task) if isinstance(task, str) else task
     plans = [
-        plan_run(task, **{"protocol": "hardsync", "learners": 4, "delays": {}, **common, **run})
+        plan_run(
+            task,
+            loaded=loaded,
+            **{"protocol": "hardsync", "learners": 4, "delays": {}, **common, **run},
+        )
         for run in runs
     ]
     if target is not None:

@@ -6,6 +6,7 @@ its failure, its evaluation. Only events are the truth; everything else is deriv
 
 from __future__ import annotations
 
+import math
 import time as clock
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ from gruppetto.trace import (
     encode_message,
 )
 
-__all__ = ["TARGET", "UPDATES", "Journal", "Tally", "evaluate_now"]
+__all__ = ["TARGET", "UPDATES", "Journal", "Tally", "evaluate_now", "finite_or_none"]
 
 TARGET = "target"
 UPDATES = "updates"
@@ -240,7 +241,7 @@ class Journal:
             samples=self._counted_samples,
             epoch=self._counted_samples / self._parts.mini_batches.samples_per_epoch,
             train_loss=self.train_loss,
-            metrics=evaluate_now(self._parts),
+            metrics=finite_or_none(evaluate_now(self._parts)),
         )
         self.evaluations.append(row)
         self._write(row)
@@ -320,6 +321,11 @@ class Journal:
     def end(self, result: dict[str, Any]) -> None:
         """Write the last row."""
         self._write(EndRow(self.tally.num_events, result, self.tally.commands.hexdigest()))
+
+
+def finite_or_none(metrics: dict[str, float]) -> dict[str, float | None]:
+    """JSON knows no infinity and no not-a-number."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def evaluate_now(parts: Parts) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
@@ -82,9 +83,12 @@ class Progress:
             news = f"{version} updates, {time:.4g} s {self._metrics}"
             self._bar.update(self._task, completed=samples, news=news)
 
-    def show(self, metrics: dict[str, float]) -> None:
+    def show(self, metrics: Mapping[str, float | None]) -> None:
         """The newest evaluation."""
-        self._metrics = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._metrics = " ".join(
+            f"{name} {'not finite' if value is None else format(value, '.4g')}"
+            for name, value in metrics.items()
+        )
 
     def warn(self, text: str) -> None:
         """Say something that must not be missed; the trace has what is said too often."""

@@ -22,7 +22,7 @@ from gruppetto.protocols.messages import (
 )
 from gruppetto.runs.execute import summarise
 from gruppetto.runs.folder import RunFolder, versions_here
-from gruppetto.runs.journal import Tally, evaluate_now
+from gruppetto.runs.journal import Tally, evaluate_now, finite_or_none
 from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.train import recall
@@ -113,7 +113,7 @@ def replay(
         result = summarise(parts, tally, [], folder)
         version = parts.coordinator.version
         if trace.evaluations and trace.evaluations[-1].version == version and error is None:
-            metrics = evaluate_now(parts)
+            metrics = finite_or_none(evaluate_now(parts))
             result.update(test_loss=metrics.get("loss"), test_accuracy=metrics.get("accuracy"))
             result["metrics"] = metrics
     for key in ("train_loss", "target_reached_at", "wall_time"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,7 +30,7 @@ class Target:
         self.metric, self.value = parse_target(text)
         self.falls = is_lower_better(self.metric)
 
-    def is_reached(self, metrics: dict[str, float]) -> bool:
+    def is_reached(self, metrics: Mapping[str, float | None]) -> bool:
         """Whether an evaluation reaches it.
 
         Raises:
@@ -41,6 +42,8 @@ class Target:
                 f"{', '.join(metrics) or 'nothing'}"
             )
         value = metrics[self.metric]
+        if value is None or value != value:
+            return False
         return value <= self.value if self.falls else value >= self.value
 
 

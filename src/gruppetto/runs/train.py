@@ -109,16 +109,20 @@ def train(
 def plan_run(
     task: Task | str,
     *,
+    loaded: Task | None = None,
     schedule: Schedule | None = None,
     initial: Mapping[str, Tensor] | str | Path | None = None,
     **given: Any,
 ) -> tuple[Settings, Ingredients]:
     """Fill in defaults and write every object as its spec; see :func:`train`.
 
+    ``loaded`` is the task behind its name, where the caller has loaded it already.
+
     Raises:
         UsageError: a value cannot be used.
     """
-    loaded = load_task(task) if isinstance(task, str) else task
+    if loaded is None:
+        loaded = load_task(task) if isinstance(task, str) else task
     if not isinstance(loaded, Task):
         raise TaskError(f"task: expected a Task or its name, got {type(loaded).__name__}")
     values = {key: value for key, value in given.items() if value is not None}

@@ -97,7 +97,8 @@ class EvaluationRow(msgspec.Struct, frozen=True, tag="evaluation", tag_field="ki
     epoch: float
     #: Sample-weighted mean loss of the mini-batches applied since the evaluation before.
     train_loss: float | None
-    metrics: dict[str, float]
+    #: None where the value was infinite or not a number.
+    metrics: dict[str, float | None]
 
 
 class FailureRow(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
