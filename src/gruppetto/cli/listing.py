@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import click
@@ -20,44 +21,31 @@ def _show(rows: list[tuple[str, str]], kind: str, json: bool) -> None:
         click.echo(f"{usage}\n    {text}")
 
 
-def _rows(registry: Registry[Any]) -> list[tuple[str, str]]:
-    return [(registry.usage(name), registry.summary(name)) for name in registry]
+def _listing(name: str, module: str, registry: str, what: str) -> click.Command:
+    """A command that lists a registry, loaded when the command runs."""
+
+    @click.command(name, help=what)
+    @as_json
+    def command(as_json: bool) -> None:
+        found: Registry[Any] = getattr(import_module(module), registry)
+        _show([(found.usage(n), found.summary(n)) for n in found], name, as_json)
+
+    return command
 
 
-@click.command()
-@as_json
-def protocols(as_json: bool) -> None:
-    """List the protocols: who waits for whom."""
-    from gruppetto.protocols import PROTOCOLS
-
-    _show(_rows(PROTOCOLS), "protocols", as_json)
-
-
-@click.command()
-@as_json
-def modulations(as_json: bool) -> None:
-    """List the modulations: what a late gradient is worth."""
-    from gruppetto.staleness import MODULATIONS
-
-    _show(_rows(MODULATIONS), "modulations", as_json)
-
-
-@click.command()
-@as_json
-def delays(as_json: bool) -> None:
-    """List the laws of delay, in seconds."""
-    from gruppetto.delays import DELAYS
-
-    _show(_rows(DELAYS), "delays", as_json)
-
-
-@click.command()
-@as_json
-def clips(as_json: bool) -> None:
-    """List the ways to clip the combined gradient."""
-    from gruppetto.training.clipping import CLIPS
-
-    _show(_rows(CLIPS), "clips", as_json)
+protocols = _listing(
+    "protocols", "gruppetto.protocols", "PROTOCOLS", "List the protocols: who waits for whom."
+)
+modulations = _listing(
+    "modulations",
+    "gruppetto.staleness",
+    "MODULATIONS",
+    "List the modulations: what a late gradient is worth.",
+)
+delays = _listing("delays", "gruppetto.delays", "DELAYS", "List the laws of delay, in seconds.")
+clips = _listing(
+    "clips", "gruppetto.training.clipping", "CLIPS", "List the ways to clip the combined gradient."
+)
 
 
 @click.command()

@@ -10,7 +10,7 @@ from typing import Any
 
 from gruppetto.errors import InvalidSetting, RunFailed
 from gruppetto.runs.folder import new_folder
-from gruppetto.runs.parts import Ingredients, build_parts, prepared_torch
+from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.runs.train import plan_run, start_run
 from gruppetto.training.task import Task
@@ -82,11 +82,11 @@ def compare(
         )
         for run in runs
     ]
-    if target is not None:
-        _check_target(Target(target), *plans[0])
-    for settings, ingredients in plans:
+    for number, (settings, ingredients) in enumerate(plans):
         with prepared_torch(settings):
-            build_parts(settings, ingredients)
+            server = build_parts(settings, ingredients).server
+            if target is not None and number == 0:
+                Target(target).is_reached(server.evaluate(0, settings.seed))
     labels = [label_of(run, settings) for run, (settings, _) in zip(runs, plans, strict=True)]
     folder = new_folder(out, f"compare-{plans[0][1].task.name}")
     results: list[dict[str, Any]] = []
@@ -114,9 +114,3 @@ def label_of(run: Mapping[str, Any], settings: Settings) -> str:
 
 def _safe(label: str) -> str:
     return "".join(c if c.isalnum() or c in "._=-" else "-" for c in label)
-
-
-def _check_target(target: Target, settings: Settings, ingredients: Ingredients) -> None:
-    with prepared_torch(settings):
-        server = build_parts(settings, ingredients).server
-        target.is_reached(server.evaluate(0, settings.seed))

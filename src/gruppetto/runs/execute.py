@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -54,7 +54,8 @@ def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFo
     """
     with _stopping_on_signals(engine):
         reason = engine.run(parts.coordinator, journal)
-    result = summarise(parts, journal.tally, journal.evaluations, folder)
+    metrics = journal.evaluations[-1].metrics if journal.evaluations else {}
+    result = summarise(parts, journal.tally, metrics, folder)
     result.update(
         stopped_by=reason,
         train_loss=journal.train_loss,
@@ -76,13 +77,19 @@ def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFo
 
 
 def summarise(
-    parts: Parts, tally: Tally, evaluations: list[EvaluationRow], folder: RunFolder
+    parts: Parts, tally: Tally, metrics: Mapping[str, float | None], folder: RunFolder
 ) -> dict[str, Any]:
-    """The numbers of the JSON output that follow from events and weights."""
+    """The numbers of the JSON output that follow from events and weights.
+
+    Args:
+        parts: of a run that has ended.
+        tally: of its events.
+        metrics: of its last evaluation; empty where there was none.
+        folder: of the run.
+    """
     coordinator: Coordinator = parts.coordinator
     ledger = coordinator.ledger
     server: Server = parts.server
-    metrics = evaluations[-1].metrics if evaluations else {}
     per_epoch = parts.mini_batches.samples_per_epoch
     return {
         "run": str(folder.path),
@@ -102,7 +109,7 @@ def summarise(
         "train_loss": None,
         "test_loss": metrics.get("loss"),
         "test_accuracy": metrics.get("accuracy"),
-        "metrics": metrics,
+        "metrics": dict(metrics),
         "mean_staleness": coordinator.staleness.mean,
         "max_staleness": coordinator.staleness.max,
         "mini_batches_applied": ledger.num_applied,

@@ -16,6 +16,7 @@ import torch
 
 from gruppetto.engines.base import Engine
 from gruppetto.protocols import Coordinator
+from gruppetto.protocols.coordinator import DIVERGED, EPOCHS, GIVEN_UP
 from gruppetto.protocols.messages import (
     ApplyUpdate,
     Cancel,
@@ -48,7 +49,7 @@ __all__ = ["TARGET", "UPDATES", "Journal", "Tally", "evaluate_now", "finite_or_n
 
 TARGET = "target"
 UPDATES = "updates"
-_ENDED_ITSELF = ("epochs", "diverged", "given-up")
+_ENDED_ITSELF = (EPOCHS, DIVERGED, GIVEN_UP)
 
 
 class Tally:
@@ -132,7 +133,6 @@ class Journal:
         self.train_loss: float | None = None
         self._loss_sum = 0.0
         self._loss_samples = 0
-        self._counted_samples = 0
         self._published_at = 0.0
         self._started = clock.perf_counter()
         self._wall_before = 0.0
@@ -166,38 +166,46 @@ class Journal:
         """Write what followed; evaluate, save and look at limits where it is time to."""
         if isinstance(event, GradientFailed):
             self._write_failure(event)
-        epochs_before = self._epochs_done()
+        ends_epoch = False
         for command in commands:
             if isinstance(command, ApplyUpdate):
                 self._after_update(command, time)
+                ends_epoch = self._crosses(command, 1.0)
             elif isinstance(command, Finish):
                 self._after_finish(command.reason)
                 return
-        if self._epochs_done() > epochs_before:
+        if ends_epoch:
             self._save_checkpoint()
 
-    def _epochs_done(self) -> int:
-        return self._counted_samples // self._parts.mini_batches.samples_per_epoch
+    @property
+    def _samples(self) -> int:
+        """Applied so far."""
+        return self._parts.coordinator.num_samples_applied
+
+    @property
+    def _epoch(self) -> float:
+        return self._samples / self._parts.mini_batches.samples_per_epoch
+
+    def _crosses(self, update: ApplyUpdate, epochs: float) -> bool:
+        """Whether the update just applied crossed a multiple of so many epochs."""
+        every = epochs * self._parts.mini_batches.samples_per_epoch
+        before = self._samples - sum(c.num_samples for c in update.contributions)
+        return int(self._samples / every) > int(before / every)
 
     def _after_update(self, update: ApplyUpdate, time: float) -> None:
         coordinator = self._parts.coordinator
         applied = self._parts.server.last_update
         learners, losses = self.tally.settle(update)
         num_samples = [c.num_samples for c in update.contributions]
-        before, self._counted_samples = (
-            self._counted_samples,
-            self._counted_samples + sum(num_samples),
-        )
         self._published_at = time
         self._loss_sum += sum(n * x for n, x in zip(num_samples, losses, strict=True))
         self._loss_samples += sum(num_samples)
-        per_epoch = self._parts.mini_batches.samples_per_epoch
         self._write(
             UpdateRow(
                 version=update.version,
                 time=time,
-                samples=self._counted_samples,
-                epoch=self._counted_samples / per_epoch,
+                samples=self._samples,
+                epoch=self._epoch,
                 learning_rate=applied.learning_rate,
                 staleness=[c.staleness for c in update.contributions],
                 num_samples=num_samples,
@@ -212,15 +220,14 @@ class Journal:
             ),
             is_urgent=False,
         )
-        every = self._settings.evaluate_every * per_epoch
-        if int(self._counted_samples / every) > int(before / every):
+        if self._crosses(update, self._settings.evaluate_every):
             self._evaluate()
-        self._progress.advance(self._counted_samples, update.version, time)
+        self._progress.advance(self._samples, update.version, time)
         if self._settings.updates is not None and update.version >= self._settings.updates:
             self._engine.request_stop(UPDATES)
 
     def _after_finish(self, reason: str) -> None:
-        if reason != "diverged" and self._parts.coordinator.version > 0:
+        if reason != DIVERGED and self._parts.coordinator.version > 0:
             last = self.evaluations[-1].version if self.evaluations else -1
             if last != self._parts.coordinator.version:
                 self._evaluate()
@@ -238,8 +245,8 @@ class Journal:
         row = EvaluationRow(
             version=version,
             time=self._published_at,
-            samples=self._counted_samples,
-            epoch=self._counted_samples / self._parts.mini_batches.samples_per_epoch,
+            samples=self._samples,
+            epoch=self._epoch,
             train_loss=self.train_loss,
             metrics=finite_or_none(evaluate_now(self._parts)),
         )
@@ -302,13 +309,12 @@ class Journal:
                 if isinstance(command, ApplyUpdate):
                     self.tally.settle(command)
                     self._published_at = time
-        self._counted_samples = self._parts.coordinator.num_samples_applied
         self.evaluations = list(evaluations)
         self.train_loss = evaluations[-1].train_loss if evaluations else None
         self._loss_sum, self._loss_samples = saved["loss_sum"], saved["loss_samples"]
         self._wall_before = saved["wall_time"]
         version = self._parts.coordinator.version
-        self._progress.advance(self._counted_samples, version, self._published_at)
+        self._progress.advance(self._samples, version, self._published_at)
         if self._settings.updates is not None and version >= self._settings.updates:
             self._engine.request_stop(UPDATES)
         target = self._parts.target

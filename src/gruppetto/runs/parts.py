@@ -20,12 +20,19 @@ from gruppetto.staleness import MODULATIONS
 from gruppetto.training.clipping import CLIPS
 from gruppetto.training.learner import Learner
 from gruppetto.training.mini_batches import MiniBatches
-from gruppetto.training.optimizers import OptimizerFactory, Schedule, parse_optimizer
+from gruppetto.training.optimizers import OptimizerFactory, Schedule
 from gruppetto.training.randomness import keep_global_randomness
 from gruppetto.training.server import Server, Updating
 from gruppetto.training.task import Task
 
-__all__ = ["Ingredients", "Parts", "build_parts", "predict_memory", "prepared_torch"]
+__all__ = [
+    "Ingredients",
+    "Parts",
+    "build_coordinator",
+    "build_parts",
+    "predict_memory",
+    "prepared_torch",
+]
 
 _GIB = 2**30
 
@@ -35,7 +42,7 @@ class Ingredients:
     """What settings cannot write down: objects of the caller."""
 
     task: Task
-    optimizer: OptimizerFactory | None = None
+    optimizer: OptimizerFactory
     schedule: Schedule | None = None
     #: Weights to start from, as a ``state_dict``.
     initial: Mapping[str, Tensor] | None = None
@@ -94,7 +101,7 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
     task = ingredients.task
     mini_batches = MiniBatches(task, settings.batch_size, settings.seed)
     updating = Updating(
-        optimizer=_optimizer(settings, ingredients),
+        optimizer=ingredients.optimizer,
         schedule=ingredients.schedule,
         clip=None if settings.clip is None else CLIPS.parse(settings.clip),
         modulation=modulation,
@@ -115,24 +122,32 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
     total = None
     if settings.epochs is not None:
         total = max(1, math.ceil(settings.epochs * mini_batches.per_epoch - 1e-9))
-    coordinator = Coordinator(
-        protocol,
-        range(settings.learners),
-        total,
-        modulation=modulation,
-        on_late=settings.on_late,
-        max_attempts=settings.max_attempts,
-        max_given_up=settings.max_given_up,
-    )
     return Parts(
         settings=settings,
-        coordinator=coordinator,
+        coordinator=build_coordinator(settings, total),
         server=server,
         learner=learner,
         mini_batches=mini_batches,
         delays=delays,
         faults=None if settings.faults is None else FAULT_PLANS.parse(settings.faults),
         target=target,
+    )
+
+
+def build_coordinator(settings: Settings, num_mini_batches: int | None) -> Coordinator:
+    """The coordinator of a run of so many mini-batches, at its beginning.
+
+    Raises:
+        InvalidSetting: the protocol or the modulation cannot be read.
+    """
+    return Coordinator(
+        PROTOCOLS.parse(settings.protocol),
+        range(settings.learners),
+        num_mini_batches,
+        modulation=MODULATIONS.parse(settings.modulation),
+        on_late=settings.on_late,
+        max_attempts=settings.max_attempts,
+        max_given_up=settings.max_given_up,
     )
 
 
@@ -171,14 +186,3 @@ def _device(text: str) -> torch.device:
         first = str(error).split("\n")[0]
         raise InvalidSetting(f"device {text!r} cannot be used: {first}") from None
     return device
-
-
-def _optimizer(settings: Settings, ingredients: Ingredients) -> OptimizerFactory:
-    if ingredients.optimizer is not None:
-        return ingredients.optimizer
-    if settings.optimizer is not None:
-        return parse_optimizer(settings.optimizer)
-    raise InvalidSetting(
-        "an optimizer is required for this task, like sgd:lr=0.1 or "
-        "gp.optimizer(torch.optim.SGD, lr=0.1)"
-    )

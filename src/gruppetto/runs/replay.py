@@ -92,7 +92,7 @@ def replay(
     if trace.end is None:
         raise TraceError(f"{run} did not end (killed or still running); resume it, then replay it")
     recorded = trace.end.result
-    if trace.end.result["threads"] != settings.threads:
+    if recorded["threads"] != settings.threads:
         raise InvalidSetting(
             f"{run} ran with {recorded['threads']} threads and its settings say {settings.threads}"
         )
@@ -110,12 +110,11 @@ def replay(
                 engine.run(parts.coordinator, journal)
             except (ImpossibleEvent, ReplayMismatch) as impossible:
                 error = str(impossible)
-        result = summarise(parts, tally, [], folder)
+        metrics: dict[str, float | None] = {}
         version = parts.coordinator.version
         if trace.evaluations and trace.evaluations[-1].version == version and error is None:
             metrics = finite_or_none(evaluate_now(parts))
-            result.update(test_loss=metrics.get("loss"), test_accuracy=metrics.get("accuracy"))
-            result["metrics"] = metrics
+        result = summarise(parts, tally, metrics, folder)
     for key in ("train_loss", "target_reached_at", "wall_time"):
         result[key] = recorded[key]
     reasons = [error, None if engine is None else engine.first_difference]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gruppetto.delays import DELAYS, Delay
 from gruppetto.engines.faults import FAULT_PLANS
 from gruppetto.engines.virtual import VirtualEngine
 from gruppetto.errors import InvalidSetting, RunFolderError, TaskError
-from gruppetto.protocols import PROTOCOLS, Coordinator, Protocol
+from gruppetto.protocols import PROTOCOLS, Protocol
 from gruppetto.protocols.messages import Command, Event
 from gruppetto.runs.execute import Run, execute
 from gruppetto.runs.folder import RunFolder, new_folder
@@ -24,7 +25,7 @@ from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.versions import unpack_versions
 from gruppetto.spec import Registry
 from gruppetto.staleness import MODULATIONS, Modulation
-from gruppetto.trace import Row, TraceWriter, read_trace
+from gruppetto.trace import EvaluationRow, Row, TraceWriter, read_trace
 from gruppetto.training.clipping import CLIPS
 from gruppetto.training.learner import Weights
 from gruppetto.training.optimizers import OptimizerFactory, OptimizerSpec, Schedule, parse_optimizer
@@ -209,13 +210,13 @@ def resume(
     with prepared_torch(settings):
         parts = build_parts(settings, recall(folder, settings, task, optimizer, schedule))
         trace = read_trace(folder.trace, up_to=row)
-        rows = trace.events
-        history = _fold(parts.coordinator, [r.decode() for r in rows])
+        events = [(r.time, r.decode()) for r in trace.events]
+        history = [(time, event, parts.coordinator.handle(event)) for time, event in events]
         if parts.coordinator.finished is not None:
             raise RunFolderError(f"{run} is complete ({parts.coordinator.finished})")
         parts.server.load(tensors, plain["server"])
-        saved = _Saved(row, plain, tensors, history, [r.time for r in rows])
-        saved.evaluations = trace.evaluations
+        versions = unpack_versions(plain["versions"], tensors, torch.device(settings.device))
+        saved = _Saved(plain, versions, history, trace.evaluations)
         writer = TraceWriter(folder.trace, continues_after=row)
         return _run(parts, folder, writer, saved, None, progress, on_event)
 
@@ -239,8 +240,9 @@ def recall(
                 "give it again: task=..."
             )
         task = load_task(settings.task)
-    if optimizer is None and settings.optimizer is None:
-        optimizer = task.default_optimizer()
+    if optimizer is None:
+        named = settings.optimizer
+        optimizer = task.default_optimizer() if named is None else parse_optimizer(named)
         if optimizer is None:
             raise RunFolderError(
                 "the optimizer was given to this run as an object; give it again: optimizer=..."
@@ -252,27 +254,17 @@ def recall(
     return Ingredients(task, optimizer, schedule, folder.load_initial())
 
 
+@dataclass(frozen=True)
 class _Saved:
     """Where an interrupted run was."""
 
-    def __init__(
-        self,
-        row: int,
-        plain: dict[str, Any],
-        tensors: dict[str, Tensor],
-        history: list[tuple[Event, list[Command]]],
-        times: list[float],
-    ) -> None:
-        self.row = row
-        self.plain = plain
-        self.tensors = tensors
-        self.history = history
-        self.times = times
-        self.evaluations: list[Any] = []
-
-    def versions(self, device: torch.device) -> dict[int, Weights]:
-        """The weights of every version in use."""
-        return unpack_versions(self.plain["versions"], self.tensors, device)
+    #: What the checkpoint holds beside tensors.
+    plain: dict[str, Any]
+    #: The weights of every version in use.
+    versions: dict[int, Weights]
+    #: (time, event, commands), in order.
+    history: list[tuple[float, Event, list[Command]]]
+    evaluations: list[EvaluationRow]
 
 
 def _run(
@@ -303,21 +295,12 @@ def _run(
     try:
         with bar:
             if saved is not None:
-                device = torch.device(settings.device)
-                engine.restore(saved.history, saved.versions(device), saved.plain["newest"])
-                journal.resume(_with_times(saved), saved.evaluations, saved.plain)
+                told = ((event, commands) for _, event, commands in saved.history)
+                engine.restore(told, saved.versions, saved.plain["newest"])
+                journal.resume(saved.history, saved.evaluations, saved.plain)
             return execute(parts, engine, journal, folder)
     finally:
         writer.close()
-
-
-def _with_times(saved: _Saved) -> Iterator[tuple[float, Event, Sequence[Command]]]:
-    for time, (event, commands) in zip(saved.times, saved.history, strict=True):
-        yield time, event, commands
-
-
-def _fold(coordinator: Coordinator, events: list[Event]) -> list[tuple[Event, list[Command]]]:
-    return [(event, coordinator.handle(event)) for event in events]
 
 
 def _optimizer(given: object, task: Task) -> OptimizerFactory:

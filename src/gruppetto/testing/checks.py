@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gruppetto.protocols import PROTOCOLS, Coordinator
+from gruppetto.protocols import Coordinator
 from gruppetto.protocols.messages import (
     ApplyUpdate,
     Command,
@@ -19,8 +19,8 @@ from gruppetto.protocols.messages import (
     GradientPushed,
 )
 from gruppetto.runs.folder import RunFolder
+from gruppetto.runs.parts import build_coordinator
 from gruppetto.runs.settings import Settings
-from gruppetto.staleness import MODULATIONS
 from gruppetto.trace import MessageDigest, Trace, read_trace
 
 __all__ = ["Story", "check_accounts", "check_trace", "tell"]
@@ -56,15 +56,7 @@ def tell(path: Path, num_mini_batches: int | None) -> Story:
     """
     folder = RunFolder.open(path)
     settings, trace = folder.settings(), read_trace(folder.trace)
-    coordinator = Coordinator(
-        PROTOCOLS.parse(settings.protocol),
-        range(settings.learners),
-        num_mini_batches,
-        modulation=MODULATIONS.parse(settings.modulation),
-        on_late=settings.on_late,
-        max_attempts=settings.max_attempts,
-        max_given_up=settings.max_given_up,
-    )
+    coordinator = build_coordinator(settings, num_mini_batches)
     story = Story(settings, trace, coordinator)
     events, commands = MessageDigest(), MessageDigest()
     for row in trace.events:

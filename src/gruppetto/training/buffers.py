@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BATCH_NORM", "BufferChange", "BufferRule", "BufferUpdate", "register_rule", "rules_of"]
+__all__ = [
+    "BATCH_NORM",
+    "BufferChange",
+    "BufferRule",
+    "BufferUpdate",
+    "recalibrated_batch_norm",
+    "register_rule",
+    "rules_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ class BufferUpdate:
             rule.prepare(module)
 
     def collect(self, before: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Learner: after the pass, the news of every ruled module, and of the rest under ''."""
+        """Learner: after the pass, the news of each ruled module, and of the rest (``/others``)."""
         news = {name: rule.collect(module) for name, (module, rule) in self._ruled.items()}
         others = self.others()
         if others:
