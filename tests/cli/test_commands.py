@@ -218,3 +218,19 @@ def test_an_evaluation_that_is_not_finite_is_null_everywhere(
     run_json(capsys, "report", made["run"])
     assert _run(["train", "nan.py"]) == 0
     assert "not finite" in capsys.readouterr().out
+
+
+def test_an_evaluation_that_fails_fails_the_run_and_not_the_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit 2 promises that nothing was written, and by then a run was."""
+    Path("bad.py").write_text(
+        "import torch, gruppetto as gp\nfrom torch import nn\n"
+        "def evaluate(model, test):\n    raise KeyError('no such label')\n"
+        "task = gp.Task(model=lambda: nn.Linear(1, 2), train=[(torch.ones(1), 0)] * 8,\n"
+        "    test=[1], evaluate=evaluate, optimizer='sgd:lr=0.1', batch_size=2, epochs=1)\n"
+    )
+    made = run_json(capsys, "train", "bad.py", code=1)
+    assert "evaluate failed: KeyError: 'no such label'" in made["error"]
+    assert made["stopped_by"] == "failed"
+    assert (Path(made["run"]) / "trace" / "000.jsonl").is_file()

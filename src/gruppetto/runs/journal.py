@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from gruppetto.engines.base import Engine
+from gruppetto.errors import RunFailed, TaskError
 from gruppetto.protocols import Coordinator
 from gruppetto.protocols.coordinator import DIVERGED, EPOCHS, GIVEN_UP
 from gruppetto.protocols.messages import (
@@ -242,13 +243,21 @@ class Journal:
         if self._settings.evaluate == "off" or (task.test is None and task.evaluate is None):
             return
         version = self._parts.coordinator.version
+        try:
+            metrics = finite_or_none(evaluate_now(self._parts))
+        except TaskError as error:  # the task is at fault, but the run has begun: not bad usage
+            folder = self._folder.path
+            raise RunFailed(
+                f"version {version} cannot be evaluated: {error}; the run is in {folder}",
+                {"run": str(folder), "stopped_by": RunFailed.stopped_by},
+            ) from error
         row = EvaluationRow(
             version=version,
             time=self._published_at,
             samples=self._samples,
             epoch=self._epoch,
             train_loss=self.train_loss,
-            metrics=finite_or_none(evaluate_now(self._parts)),
+            metrics=metrics,
         )
         self.evaluations.append(row)
         self._write(row)
