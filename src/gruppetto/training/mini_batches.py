@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from gruppetto.errors import TaskError
 from gruppetto.training.randomness import Stream, seed_everything, stream_seed
-from gruppetto.training.task import Task, check_batch_size
+from gruppetto.training.task import Task, batch_maker, check_batch_size
 
 __all__ = ["MiniBatches"]
 
@@ -20,6 +20,14 @@ _REMEMBERED = 4
 
 class MiniBatches:
     """The stream of mini-batches of a run. Mini-batch b belongs to epoch b // per_epoch.
+
+    A training set may make whole batches itself, which is how data in tensors is gathered and
+    augmented without a Python loop over samples: where it has a method
+    ``make_batch(indices: Tensor, generator: torch.Generator | None) -> batch`` (indices int64 [B])
+    and the task has no collate function of its own, this is called instead of ``__getitem__``. The
+    generator is seeded from (seed, mini-batch); what the method draws it must draw from there, for
+    the global generators are not seeded before it. For evaluation the generator is None: no
+    augmentation.
 
     Args:
         task: data, sampler and collate function.
@@ -45,9 +53,25 @@ class MiniBatches:
         self._cut[0] = torch.split(first, batch_size)
         #: Mini-batches of one epoch, the ragged last one included.
         self.per_epoch = -(-self.samples_per_epoch // batch_size)
+        self._make_batch = batch_maker(task, task.train)
         # Indexing whole tensors gives the same bits as collating their rows, much faster.
         whole = task.collate_fn in (None, default_collate) and type(task.train) is TensorDataset
-        self._tensors = task.train.tensors if whole else None
+        self._tensors = task.train.tensors if whole and self._make_batch is None else None
+
+    @property
+    def is_global_free(self) -> bool:
+        """Whether fetching draws from no process-global generator, and so may run in a thread.
+
+        True for a plain ``TensorDataset`` and for ``make_batch``, unless the task has a sampler:
+        a sampler is called under the global generators, seeded for it.
+        """
+        own = self._tensors is not None or self._make_batch is not None
+        return own and self._task.sampler is None
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether fetching is a mere indexing of tensors, which to prefetch would gain nothing."""
+        return self._tensors is not None
 
     def indices(self, mini_batch: int) -> list[int]:
         """Sample indices of a mini-batch, in order."""
@@ -63,6 +87,10 @@ class MiniBatches:
         if self._tensors is not None:  # nothing here draws a random number
             picked = self._pick(mini_batch)
             return [torch.index_select(t, 0, picked) for t in self._tensors], len(picked)
+        if self._make_batch is not None:
+            picked = self._pick(mini_batch)
+            seed = stream_seed(self._seed, Stream.DATA, mini_batch)
+            return self._make_batch(picked, torch.Generator().manual_seed(seed)), len(picked)
         # First the indices: a sampler of the user draws from a stream of its own.
         indices = self.indices(mini_batch)
         seed_everything(self._seed, Stream.DATA, mini_batch, device)

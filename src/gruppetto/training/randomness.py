@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["Stream", "keep_global_randomness", "seed_everything", "stream_seed"]
+__all__ = ["Stream", "keep_global_randomness", "one_thread", "seed_everything", "stream_seed"]
 
 
 class Stream(enum.IntEnum):
@@ -67,3 +67,15 @@ def keep_global_randomness() -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside: what is made here has the same bits whatever the number of
+    threads of a run, because reductions add up differently when they are shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

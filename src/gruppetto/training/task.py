@@ -24,7 +24,8 @@ class Task:
 
     Args:
         model: builds the ``nn.Module``, called with no arguments under the run's seed.
-        train: map-style dataset (``__getitem__`` and ``__len__``).
+        train: map-style dataset (``__getitem__`` and ``__len__``); one with ``make_batch`` makes
+            whole batches itself, see :class:`gruppetto.training.mini_batches.MiniBatches`.
         test: the same, for evaluation; without it nothing is evaluated by default.
         loss: ``loss(outputs, batch)``, the mean over the batch's samples, a scalar tensor.
             Default: cross-entropy of the outputs with the last element of the batch.
@@ -88,14 +89,23 @@ class Task:
         return model(*arguments)
 
     def compute_loss(self, outputs: Any, batch: Any) -> Tensor:
-        """The mean loss over a batch: a scalar tensor."""
+        """The mean loss over a batch: a scalar tensor.
+
+        Raises:
+            TaskError: a batch without a target, a label the model has no class score for, or a
+                loss function that returns no scalar tensor.
+        """
         if self.loss is None:
             if not isinstance(batch, (tuple, list)):
                 raise TaskError(
                     "expected batches (input, ..., target) or a task with loss=, got a "
                     f"{type(batch).__name__}"
                 )
-            return nn.functional.cross_entropy(outputs, batch[-1])
+            try:
+                return nn.functional.cross_entropy(outputs, batch[-1])
+            except (IndexError, RuntimeError):
+                _check_labels(outputs, batch[-1])
+                raise
         loss = self.loss(outputs, batch)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -137,9 +147,14 @@ def default_evaluate(task: Task, model: nn.Module, device: torch.device) -> dict
     """Mean loss over the test set, and accuracy where outputs are class scores [N, classes]."""
     total = correct = 0.0
     count = scored = 0
+    make_batch = batch_maker(task, task.test)
     for start in range(0, len(task.test), _EVALUATION_BATCH):
         indices = range(start, min(start + _EVALUATION_BATCH, len(task.test)))
-        batch = to_device(task.collate([task.test[i] for i in indices]), device)
+        if make_batch is None:
+            batch = task.collate([task.test[i] for i in indices])
+        else:
+            batch = make_batch(torch.arange(indices.start, indices.stop), None)
+        batch = to_device(batch, device)
         outputs = task.forward(model, batch)
         total += float(task.compute_loss(outputs, batch)) * len(indices)
         count += len(indices)
@@ -159,6 +174,13 @@ def default_evaluate(task: Task, model: nn.Module, device: torch.device) -> dict
     return metrics
 
 
+def batch_maker(task: Task, data: Any) -> Callable[[Tensor, torch.Generator | None], Any] | None:
+    """The dataset's own ``make_batch``; None without one, or where the task collates samples."""
+    if task.collate_fn not in (None, default_collate):
+        return None
+    return getattr(data, "make_batch", None)
+
+
 def to_device(value: Any, device: torch.device) -> Any:
     """Move every tensor in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
@@ -170,6 +192,22 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(to_device(v, device) for v in value)
     return value
+
+
+def _check_labels(outputs: Any, labels: Any) -> None:
+    """Say which label is out of range, where that is why cross-entropy failed."""
+    if not (isinstance(outputs, Tensor) and isinstance(labels, Tensor)) or outputs.dim() < 1:
+        return
+    if labels.is_floating_point() or labels.dim() != outputs.dim() - 1:
+        return
+    classes = outputs.shape[min(1, outputs.dim() - 1)]
+    # -100 is what cross-entropy leaves out.
+    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != -100)]
+    if wrong.numel():
+        raise TaskError(
+            f"label {int(wrong.flatten()[0])} but the model gives {classes} class scores (0 to "
+            f"{classes - 1})"
+        )
 
 
 def _check_dataset(data: Any, what: str) -> None:
