@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Async,
         Backup,
         Hardsync,
+        HardsyncWarmup,
         KAsync,
         KBatchAsync,
         KBatchSync,
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
     from gruppetto.runs.execute import Run
     from gruppetto.runs.export import export
     from gruppetto.runs.replay import replay
-    from gruppetto.runs.train import resume, train
-    from gruppetto.staleness import Inverse, InverseMean, NoModulation
+    from gruppetto.runs.start import resume
+    from gruppetto.runs.train import train
+    from gruppetto.staleness import Inverse, InverseMean, NoModulation, ProductBatch, SqrtBatch
     from gruppetto.training.optimizers import optimizer, schedule
     from gruppetto.training.task import Task
 
@@ -55,6 +57,7 @@ _HOMES = {
     "Diverged": "gruppetto.errors",
     "GruppettoError": "gruppetto.errors",
     "Hardsync": "gruppetto.protocols",
+    "HardsyncWarmup": "gruppetto.protocols",
     "ImpossibleEvent": "gruppetto.errors",
     "InvalidSetting": "gruppetto.errors",
     "Inverse": "gruppetto.staleness",
@@ -65,12 +68,14 @@ _HOMES = {
     "KSync": "gruppetto.protocols",
     "LearnersLost": "gruppetto.errors",
     "NoModulation": "gruppetto.staleness",
+    "ProductBatch": "gruppetto.staleness",
     "Rennala": "gruppetto.protocols",
     "ReplayMismatch": "gruppetto.errors",
     "Run": "gruppetto.runs.execute",
     "RunFailed": "gruppetto.errors",
     "RunFolderError": "gruppetto.errors",
     "Softsync": "gruppetto.protocols",
+    "SqrtBatch": "gruppetto.staleness",
     "Task": "gruppetto.training.task",
     "TaskError": "gruppetto.errors",
     "TooManyGivenUp": "gruppetto.errors",
@@ -80,7 +85,7 @@ _HOMES = {
     "export": "gruppetto.runs.export",
     "optimizer": "gruppetto.training.optimizers",
     "replay": "gruppetto.runs.replay",
-    "resume": "gruppetto.runs.train",
+    "resume": "gruppetto.runs.start",
     "schedule": "gruppetto.training.optimizers",
     "train": "gruppetto.runs.train",
     "write_report": "gruppetto.report.page",
@@ -92,6 +97,7 @@ __all__ = [
     "Diverged",
     "GruppettoError",
     "Hardsync",
+    "HardsyncWarmup",
     "ImpossibleEvent",
     "InvalidSetting",
     "Inverse",
@@ -102,12 +108,14 @@ __all__ = [
     "KSync",
     "LearnersLost",
     "NoModulation",
+    "ProductBatch",
     "Rennala",
     "ReplayMismatch",
     "Run",
     "RunFailed",
     "RunFolderError",
     "Softsync",
+    "SqrtBatch",
     "Task",
     "TaskError",
     "TooManyGivenUp",

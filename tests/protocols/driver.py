@@ -19,6 +19,7 @@ from gruppetto.errors import ImpossibleEvent
 from gruppetto.protocols import PROTOCOLS, Coordinator
 from gruppetto.protocols.messages import (
     NOT_FINITE,
+    Cancel,
     Command,
     Compute,
     Event,
@@ -61,6 +62,7 @@ def make_coordinator(settings: Settings, protocols: Any = PROTOCOLS, cls: Any = 
         on_late=settings.on_late,
         max_attempts=settings.max_attempts,
         max_given_up=settings.max_given_up,
+        warmup_mini_batches=settings.warmup,
     )
 
 
@@ -79,6 +81,7 @@ class Watched:
     def send(self, event: Event) -> list[Command]:
         """Handle an event that may happen."""
         self.last = event
+        was_warming_up = self.model.is_warming_up
         if isinstance(event, LearnerLost):
             holders = {self.model.given[push.lease].learner for push in self.model.held}
             self.seen["lost while expected"] += event.learner in self.model.expected
@@ -90,6 +93,17 @@ class Watched:
         reserving = [compute for compute in computes if compute.next_mini_batch is not None]
         self.seen["leased while somebody is expected"] += bool(computes and self.model.expected)
         self.seen["several reserve at once"] += len(reserving) > 1
+        if was_warming_up:
+            over = not self.model.is_warming_up
+            self.seen["warm-up over"] += over
+            self.seen["warm-up's last update cancels"] += over and any(
+                isinstance(command, Cancel) for command in commands
+            )
+            self.seen["lost in the warm-up"] += isinstance(event, LearnerLost)
+            self.seen["stopped in the warm-up"] += isinstance(event, StopRequested)
+            self.seen["warm-up shortened by what is given up or dropped"] += (
+                over and self.model.num_in("applied") < self.model.warmup
+            )
         self._compare()
         return commands
 
@@ -112,6 +126,7 @@ class Watched:
         pairs = {
             "version": (coordinator.version, model.version),
             "finished": (coordinator.finished, model.finished),
+            "warming up": (coordinator.is_warming_up, model.is_warming_up),
             "live": (coordinator.num_live, len(model.expected) + len(model.here)),
             "to wait": (coordinator.num_to_wait(), model.num_to_wait()),
             "held": (coordinator.num_held, len(model.held)),
@@ -274,6 +289,8 @@ def draw_settings(rng: random.Random, name: str) -> Settings:
         rng.choice(["none", "inverse", "inverse-mean", "inverse-mean:cap=true"]),
         rng.choice([1, 2, 3, 3]),
         rng.choice([0, 1, 100, 100]),
+        # Mostly none, else from one mini-batch to about the whole run, or past its end.
+        rng.choice([0, 0, rng.randint(1, 8), rng.randint(1, 30)]),
     )
 
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import test_coordinator_scripts
+import test_warmup_scripts
 from driver import MakeCoordinator, Watched, drive, make_coordinator
 from oracle import Settings
 
@@ -214,7 +215,7 @@ MUTANTS = (
     Mutant(
         "cancelled leases kept",
         "coordinator",
-        "if self.protocol.cell.cancels:",
+        "if self.current_protocol.cell.cancels:",
         "if False:",
         "cells that cancel close every open lease",
     ),
@@ -237,14 +238,14 @@ MUTANTS = (
     Mutant(
         "tail not clamped",
         "coordinator",
-        "return int(min(self.protocol.num_to_wait(live), self._num_that_can_arrive(live)))",
-        "return self.protocol.num_to_wait(live)",
+        "return int(min(k, self._num_that_can_arrive(live)))",
+        "return k",
         "min(K, what can still arrive)",
     ),
     Mutant(
         "tail not clamped to distinct learners",
         "coordinator",
-        "        if self.protocol.cell.distinct:\n            # Waiting",
+        "        if self.current_protocol.cell.distinct:\n            # Waiting",
         "        if False:\n            # Waiting",
         "distinct: the learners that can still bring one",
     ),
@@ -281,7 +282,7 @@ MUTANTS = (
     Mutant(
         "distinct learner contributes twice",
         "coordinator",
-        "(self._waiting if self.protocol.cell.distinct else self._idle).add(lease.learner)",
+        "(self._waiting if distinct else self._idle).add(lease.learner)",
         "self._idle.add(lease.learner)",
         "K distinct learners; a finisher waits",
     ),
@@ -299,6 +300,107 @@ MUTANTS = (
         "        commands.extend(self._give_work(set(), avoid))\n"
         "        if self._held and len(self._held) >= self.num_to_wait():",
         "the K-th push updates first, then refetches",
+    ),
+    # ------------------------------------------------------------------- the warm-up
+    Mutant(
+        "warm-up never ends",
+        "coordinator",
+        "if self.ledger.num_settled >= self.warmup_mini_batches:",
+        "if self.warmup_mini_batches == 0:",
+        "hardsync until so many, then the protocol",
+    ),
+    Mutant(
+        "no warm-up",
+        "coordinator",
+        "Hardsync() if warmup_mini_batches > 0 else protocol",
+        "protocol",
+        "hardsync until so many, then the protocol",
+    ),
+    Mutant(
+        "warm-up ends one early",
+        "coordinator",
+        "self.ledger.num_settled >= self.warmup_mini_batches:",
+        "self.ledger.num_settled >= self.warmup_mini_batches - 1:",
+        "hardsync until so many are settled",
+    ),
+    Mutant(
+        "warm-up ends one late",
+        "coordinator",
+        "self.ledger.num_settled >= self.warmup_mini_batches:",
+        "self.ledger.num_settled > self.warmup_mini_batches:",
+        "hardsync until so many are settled",
+    ),
+    Mutant(
+        "warm-up counts only what is applied",
+        "coordinator",
+        "self.ledger.num_settled >= self.warmup_mini_batches:",
+        "self.ledger.num_applied >= self.warmup_mini_batches:",
+        "given up and dropped count as settled",
+    ),
+    Mutant(
+        "warm-up does not count what is dropped",
+        "ledger",
+        "return self.num_applied + self.num_given_up + self.num_dropped",
+        "return self.num_applied + self.num_given_up",
+        "given up and dropped count as settled",
+    ),
+    Mutant(
+        "warm-up counts updates",
+        "coordinator",
+        "self.ledger.num_settled >= self.warmup_mini_batches:",
+        "self.version >= self.warmup_mini_batches:",
+        "mini-batches are counted",
+    ),
+    Mutant(
+        "warm-up ends at any event",
+        "coordinator",
+        "        contributors: set[int] = set()\n",
+        "        contributors: set[int] = set()\n        self._end_warmup()\n",
+        "nothing held is counted by other rules",
+    ),
+    Mutant(
+        "warm-up ends before its last update",
+        "coordinator",
+        "            commands.append(self._apply(contributors))\n",
+        "            if self.ledger.num_settled + len(self._held) >= self.warmup_mini_batches:\n"
+        "                self.current_protocol = self.protocol\n"
+        "            commands.append(self._apply(contributors))\n",
+        "its last update is hardsync's, cancels included",
+    ),
+    Mutant(
+        "warm-up ends before its cancels",
+        "coordinator",
+        "            if self.current_protocol.cell.cancels:\n",
+        "            self._end_warmup()\n            if self.current_protocol.cell.cancels:\n",
+        "its last update is hardsync's, cancels included",
+    ),
+    Mutant(
+        "warm-up does not release who waited",
+        "coordinator",
+        "        self._idle |= self._waiting\n",
+        "        self._idle |= set() if self.is_warming_up else self._waiting\n",
+        "the update frees who waited for it",
+    ),
+    Mutant(
+        "K of the protocol in the warm-up",
+        "coordinator",
+        "k = self.current_protocol.num_to_wait(live)",
+        "k = self.protocol.num_to_wait(live)",
+        "hardsync waits for every live learner",
+    ),
+    Mutant(
+        "nobody waits in the warm-up",
+        "coordinator",
+        "distinct = self.current_protocol.cell.distinct",
+        "distinct = self.protocol.cell.distinct",
+        "hardsync waits for distinct learners",
+    ),
+    Mutant(
+        "mean of the protocol in the warm-up",
+        "coordinator",
+        "known = self.current_protocol.expected_mean_staleness(",
+        "known = self.protocol.expected_mean_staleness(",
+        "gradients of the warm-up count fully",
     ),
     # ---------------------------------------------------------------- what it contains
     Mutant(
@@ -545,7 +647,8 @@ def scripts() -> dict[str, Any]:
     """The scripts that take nothing but a way to start a run."""
     return {
         name: test
-        for name, test in vars(test_coordinator_scripts).items()
+        for module in (test_coordinator_scripts, test_warmup_scripts)
+        for name, test in vars(module).items()
         if name.startswith("test_") and list(inspect.signature(test).parameters) == ["start"]
     }
 

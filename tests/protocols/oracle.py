@@ -55,6 +55,8 @@ class Settings:
     modulation: str = "none"
     max_attempts: int = 3
     max_given_up: int = 0
+    #: Mini-batches settled under hardsync's rules first.
+    warmup: int = 0
 
 
 class LedgerModel:
@@ -62,7 +64,9 @@ class LedgerModel:
 
     def __init__(self, run: Settings) -> None:
         name, _, setting = run.protocol.partition(":")
-        self.distinct, self.cancels, self.rule = RULES[name]
+        self.own_rules, self.warmup = RULES[name], run.warmup
+        self.is_warming_up = run.warmup > 0
+        self._obey(RULES["hardsync"] if self.is_warming_up else self.own_rules)
         self.number = int(setting.partition("=")[2] or 0)
         self.total, self.late = run.mini_batches, LATE[run.on_late]
         self.max_attempts, self.max_given_up = run.max_attempts, run.max_given_up
@@ -78,6 +82,9 @@ class LedgerModel:
         self.counts: Counter[str] = Counter()  # cancelled, discarded, rejected, samples, staleness
         self.version = 0
         self.finished: str | None = None
+
+    def _obey(self, rules: tuple[bool, bool, Callable[[int, int], int]]) -> None:
+        self.distinct, self.cancels, self.rule = rules
 
     def num_in(self, *places: str) -> int:
         return sum(place in places for place in self.place.values())
@@ -139,6 +146,11 @@ class LedgerModel:
         for lease in late:
             self.place[self.open.pop(lease).mini_batch] = self.late if stop is None else "to do"
         self.counts["cancelled"] += len(late)
+        if fires and self.is_warming_up and self.num_in(*FINAL) >= self.warmup:
+            # A clean cut: no gradient is held or on its way, whatever the protocol.
+            assert not self.held and not self.open, f"{self.held}, {self.open} cross the cut"
+            self.is_warming_up = False
+            self._obey(self.own_rules)
         contributors = {self.given[c.lease].learner for u in updates for c in u.contributions}
         self._worked([c for c in commands if isinstance(c, Compute)], contributors)
         idle = stop is None and self.num_to_do() > 0 and sorted(self.free_learners())

@@ -32,6 +32,11 @@ CORNERS = (
     "finished: max-time",
     "finished: diverged",
     "finished: given-up",
+    "warm-up over",
+    "warm-up's last update cancels",
+    "warm-up shortened by what is given up or dropped",
+    "lost in the warm-up",
+    "stopped in the warm-up",
 )
 
 
@@ -121,6 +126,7 @@ SPECS = (
         modulation=st.sampled_from(["none", "inverse-mean:cap=true"]),
         max_attempts=st.integers(1, 3),
         max_given_up=st.integers(0, 3),
+        warmup=st.just(0) | st.integers(1, 14),
     ),
     choices=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), max_size=60),
 )

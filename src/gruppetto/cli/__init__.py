@@ -11,7 +11,16 @@ from collections.abc import Sequence
 import click
 
 from gruppetto.cli.compare import compare, report
-from gruppetto.cli.listing import clips, delays, modulations, optimizers, protocols, tasks
+from gruppetto.cli.listing import (
+    clips,
+    delays,
+    modulations,
+    optimizers,
+    protocols,
+    scalings,
+    tasks,
+    warmups,
+)
 from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.cli.replay import export, replay
 from gruppetto.cli.train import resume, train
@@ -38,7 +47,9 @@ for _command in (
     export,
     tasks,
     protocols,
+    warmups,
     modulations,
+    scalings,
     delays,
     optimizers,
     clips,

@@ -1,8 +1,9 @@
-"""``gruppetto tasks | protocols | modulations | delays | optimizers | clips``: what there is."""
+"""``gruppetto tasks | protocols | modulations | delays | ...``: what there is."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -21,30 +22,45 @@ def _show(rows: list[tuple[str, str]], kind: str, json: bool) -> None:
         click.echo(f"{usage}\n    {text}")
 
 
-def _listing(name: str, module: str, registry: str, what: str) -> click.Command:
-    """A command that lists a registry, loaded when the command runs."""
+def _listing(name: str, module: str, registries: Sequence[str], what: str) -> click.Command:
+    """A command that lists registries of a module, loaded when the command runs."""
 
     @click.command(name, help=what)
     @as_json
     def command(as_json: bool) -> None:
-        found: Registry[Any] = getattr(import_module(module), registry)
-        _show([(found.usage(n), found.summary(n)) for n in found], name, as_json)
+        rows = []
+        for registry in registries:
+            found: Registry[Any] = getattr(import_module(module), registry)
+            rows += [(found.usage(n), found.summary(n)) for n in found]
+        _show(rows, name, as_json)
 
     return command
 
 
 protocols = _listing(
-    "protocols", "gruppetto.protocols", "PROTOCOLS", "List the protocols: who waits for whom."
+    "protocols", "gruppetto.protocols", ["PROTOCOLS"], "List the protocols: who waits for whom."
 )
 modulations = _listing(
     "modulations",
     "gruppetto.staleness",
-    "MODULATIONS",
+    ["MODULATIONS"],
     "List the modulations: what a late gradient is worth.",
 )
-delays = _listing("delays", "gruppetto.delays", "DELAYS", "List the laws of delay, in seconds.")
+warmups = _listing(
+    "warmups", "gruppetto.protocols", ["WARMUPS"], "List the ways to begin before the protocol."
+)
+scalings = _listing(
+    "scalings",
+    "gruppetto.staleness",
+    ["RATE_SCALINGS", "BATCH_SCALINGS"],
+    "List the rules for learning rate and batch size by the number of learners.",
+)
+delays = _listing("delays", "gruppetto.delays", ["DELAYS"], "List the laws of delay, in seconds.")
 clips = _listing(
-    "clips", "gruppetto.training.clipping", "CLIPS", "List the ways to clip the combined gradient."
+    "clips",
+    "gruppetto.training.clipping",
+    ["CLIPS"],
+    "List the ways to clip the combined gradient.",
 )
 
 

@@ -16,14 +16,17 @@ from gruppetto.protocols.collect import (
 )
 from gruppetto.protocols.coordinator import Coordinator
 from gruppetto.protocols.ledger import Lease, Ledger
+from gruppetto.protocols.warmup import WARMUPS, HardsyncWarmup, Warmup
 
 __all__ = [
     "PROTOCOLS",
+    "WARMUPS",
     "Async",
     "Backup",
     "Cell",
     "Coordinator",
     "Hardsync",
+    "HardsyncWarmup",
     "KAsync",
     "KBatchAsync",
     "KBatchSync",
@@ -33,4 +36,5 @@ __all__ = [
     "Protocol",
     "Rennala",
     "Softsync",
+    "Warmup",
 ]

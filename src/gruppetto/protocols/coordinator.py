@@ -18,7 +18,8 @@ in this order:
 
 1. Does an update fire?  It does when as many contributions are held as it waits for: min(K, what
    can still arrive). That number shrinks with deaths and at the tail, so nobody waits for what
-   cannot come. Cells that cancel close all open leases with it.
+   cannot come. Cells that cancel close all open leases with it. The update that ends the
+   warm-up is hardsync's last: whoever it frees gets work by the protocol's rules.
 2. Who is idle and can be given work?  After an update those who contributed to it come first,
    then the lowest learner number: a learner that is cancelled every time would otherwise take
    the lowest mini-batches with it again and again, and an epoch would trail.
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from gruppetto.errors import ImpossibleEvent
-from gruppetto.protocols.collect import Protocol
+from gruppetto.protocols.collect import Hardsync, Protocol
 from gruppetto.protocols.ledger import Lease, Ledger, OnLate
 from gruppetto.protocols.messages import (
     NOT_FINITE,
@@ -64,7 +65,7 @@ _NOT_FINITE_LIMIT: Final = 3
 
 
 class Coordinator:
-    """Version, members, ledger, and one protocol.
+    """Version, members, ledger, and one protocol, after hardsync where there is a warm-up.
 
     Args:
         protocol: who waits for whom.
@@ -75,6 +76,8 @@ class Coordinator:
         on_late: see :class:`Ledger`.
         max_attempts: see :class:`Ledger`.
         max_given_up: the run fails when more mini-batches than this are given up.
+        warmup_mini_batches: hardsync collects until an update leaves at least so many applied,
+            given up or dropped; 0 for no warm-up.
     """
 
     def __init__(
@@ -87,8 +90,13 @@ class Coordinator:
         on_late: OnLate = "requeue",
         max_attempts: int = 3,
         max_given_up: int = 0,
+        warmup_mini_batches: int = 0,
     ) -> None:
+        #: The run's, for all of it but the warm-up.
         self.protocol = protocol
+        #: Whose rules hold now.
+        self.current_protocol = Hardsync() if warmup_mini_batches > 0 else protocol
+        self.warmup_mini_batches = warmup_mini_batches
         self.modulation = modulation if modulation is not None else NoModulation()
         self.max_given_up = max_given_up
         self.ledger = Ledger(num_mini_batches, on_late=on_late, max_attempts=max_attempts)
@@ -131,6 +139,11 @@ class Coordinator:
         return len(self._expected) + len(self._idle) + len(self._computing) + len(self._waiting)
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether hardsync's rules hold instead of the protocol's."""
+        return self.current_protocol is not self.protocol
+
+    @property
     def num_held(self) -> int:
         """Contributions waiting for their update."""
         return len(self._held)
@@ -138,11 +151,12 @@ class Coordinator:
     def num_to_wait(self) -> int:
         """How many contributions the next update waits for: min(K, what can still arrive)."""
         live = self.num_live
-        return int(min(self.protocol.num_to_wait(live), self._num_that_can_arrive(live)))
+        k = self.current_protocol.num_to_wait(live)
+        return int(min(k, self._num_that_can_arrive(live)))
 
     def expected_mean_staleness(self) -> float:
-        """Mean staleness in closed form for today's members; measured where unknown."""
-        known = self.protocol.expected_mean_staleness(self.num_live)
+        """Mean staleness in closed form for today's members and rules; measured where unknown."""
+        known = self.current_protocol.expected_mean_staleness(self.num_live)
         return self.staleness.mean if known is None else known
 
     # ------------------------------------------------------------- handling
@@ -173,7 +187,8 @@ class Coordinator:
         self._held.append(event)
         self._not_finite.clear()
         del self._computing[lease.learner]
-        (self._waiting if self.protocol.cell.distinct else self._idle).add(lease.learner)
+        distinct = self.current_protocol.cell.distinct
+        (self._waiting if distinct else self._idle).add(lease.learner)
         return self._proceed([])
 
     def _on_gradient_failed(self, event: GradientFailed) -> list[Command]:
@@ -236,8 +251,9 @@ class Coordinator:
         contributors: set[int] = set()
         if self._held and len(self._held) >= self.num_to_wait():
             commands.append(self._apply(contributors))
-            if self.protocol.cell.cancels:
+            if self.current_protocol.cell.cancels:
                 commands.extend(self._cancel_all())
+            self._end_warmup()
         if self._idle:
             commands.extend(self._give_work(contributors, avoid))
         if self.ledger.is_finished():
@@ -248,7 +264,7 @@ class Coordinator:
     def _num_that_can_arrive(self, live: int) -> float:
         held, leased = len(self._held), len(self.ledger.leased)
         to_do = self.ledger.num_to_do if live else 0
-        if self.protocol.cell.distinct:
+        if self.current_protocol.cell.distinct:
             # Waiting learners have brought theirs; the idle and the expected can bring one each.
             to_do = min(to_do, len(self._idle) + len(self._expected))
         return held + leased + to_do
@@ -275,6 +291,13 @@ class Coordinator:
         self._waiting.clear()
         self.version += 1
         return ApplyUpdate(self.version, tuple(contributions))
+
+    def _end_warmup(self) -> None:
+        # Nowhere but between an update and the work after it. Hardsync has just applied all that
+        # was held and cancelled the rest, so nothing is collected by one set of rules and counted
+        # by the other.
+        if self.ledger.num_settled >= self.warmup_mini_batches:
+            self.current_protocol = self.protocol
 
     def _cancel_all(self) -> list[Command]:
         leases = list(self.ledger.leased)

@@ -84,12 +84,17 @@ class Ledger:
         return self._next_new - len(self._fresh)
 
     @property
+    def num_settled(self) -> int:
+        """Mini-batches that will not be worked on again: applied, given up or dropped."""
+        return self.num_applied + self.num_given_up + self.num_dropped
+
+    @property
     def num_left(self) -> int:
         """Mini-batches neither applied, given up nor dropped; of those ever leased, if no end."""
         total = self.num_mini_batches
         if total is None:
             total = self.num_ever_leased
-        return total - self.num_applied - self.num_given_up - self.num_dropped
+        return total - self.num_settled
 
     def was_given(self, lease: int) -> bool:
         """Whether this lease number has ever been handed out."""

@@ -11,10 +11,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from gruppetto.delays import DELAYS, KeyedDelays
+from gruppetto.delays import DELAYS, Constant, KeyedDelays
 from gruppetto.engines.faults import FAULT_PLANS, FaultPlan
 from gruppetto.errors import InvalidSetting
-from gruppetto.protocols import PROTOCOLS, Coordinator, Protocol
+from gruppetto.protocols import PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.staleness import MODULATIONS
 from gruppetto.training.clipping import CLIPS
@@ -61,6 +61,19 @@ class Parts:
     faults: FaultPlan | None
     target: Target | None
 
+    @property
+    def has_delays(self) -> bool:
+        """Whether somebody asked for delays, for all learners or for one."""
+        return self.settings.delay is not None or bool(self.settings.delays)
+
+    @property
+    def max_held(self) -> int:
+        """Gradients that may wait for one update, at most."""
+        protocols: list[Protocol] = [PROTOCOLS.parse(self.settings.protocol)]
+        if self.settings.warmup is not None:
+            protocols.append(Hardsync())
+        return max(protocol.num_to_wait(self.settings.learners) for protocol in protocols)
+
 
 @contextmanager
 def prepared_torch(settings: Settings) -> Iterator[None]:
@@ -82,8 +95,13 @@ def prepared_torch(settings: Settings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
+def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: bool = False) -> Parts:
     """Build and check everything; nothing is written.
+
+    Args:
+        settings: the run's.
+        ingredients: what they cannot write down.
+        is_checked: another process has done what takes long and only checks.
 
     Raises:
         UsageError: whatever cannot work, in one sentence.
@@ -92,9 +110,11 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
     protocol = PROTOCOLS.parse(settings.protocol)
     protocol.check(settings.learners)
     modulation = MODULATIONS.parse(settings.modulation)
+    # Real processes take their own time; virtual ones need some.
+    nothing = None if settings.engine == "virtual" else Constant(value=0.0)
     delays = KeyedDelays(
         settings.seed,
-        None if settings.delay is None else DELAYS.parse(settings.delay),
+        nothing if settings.delay is None else DELAYS.parse(settings.delay),
         {learner: DELAYS.parse(text) for learner, text in settings.delays.items()},
         settings.learners,
     )
@@ -105,6 +125,7 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
         schedule=ingredients.schedule,
         clip=None if settings.clip is None else CLIPS.parse(settings.clip),
         modulation=modulation,
+        rate_scale=settings.rate_scale,
     )
     server = Server(
         task,
@@ -114,17 +135,19 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
         device,
         ingredients.initial,
     )
-    _check_memory(settings, protocol, server)
+    # A warm-up's hardsync may hold more than the protocol after it.
+    protocols = [protocol] if settings.warmup is None else [Hardsync(), protocol]
+    _check_memory(settings, protocols, server)
     target = None if settings.target is None else Target(settings.target)
-    if target is not None:  # a metric that does not exist is better known before the first epoch
+    # A metric that does not exist is better known before the first epoch.
+    if target is not None and not is_checked:
         target.is_reached(server.evaluate(0, settings.seed))
     learner = Learner(task, server.replica(), server.layout, mini_batches, settings.seed, device)
-    total = None
-    if settings.epochs is not None:
-        total = max(1, math.ceil(settings.epochs * mini_batches.per_epoch - 1e-9))
+    per_epoch = mini_batches.per_epoch
+    total = None if settings.epochs is None else _num_mini_batches(settings.epochs, per_epoch)
     return Parts(
         settings=settings,
-        coordinator=build_coordinator(settings, total),
+        coordinator=build_coordinator(settings, total, per_epoch),
         server=server,
         learner=learner,
         mini_batches=mini_batches,
@@ -134,12 +157,22 @@ def build_parts(settings: Settings, ingredients: Ingredients) -> Parts:
     )
 
 
-def build_coordinator(settings: Settings, num_mini_batches: int | None) -> Coordinator:
+def build_coordinator(
+    settings: Settings, num_mini_batches: int | None, batches_per_epoch: int
+) -> Coordinator:
     """The coordinator of a run of so many mini-batches, at its beginning.
 
+    Args:
+        settings: the run's.
+        num_mini_batches: of the whole run; None for a run without end.
+        batches_per_epoch: mini-batches of one epoch, for the warm-up.
+
     Raises:
-        InvalidSetting: the protocol or the modulation cannot be read.
+        InvalidSetting: the protocol, the warm-up or the modulation cannot be read.
     """
+    warmup = 0
+    if settings.warmup is not None:
+        warmup = _num_mini_batches(WARMUPS.parse(settings.warmup).epochs, batches_per_epoch)
     return Coordinator(
         PROTOCOLS.parse(settings.protocol),
         range(settings.learners),
@@ -148,7 +181,13 @@ def build_coordinator(settings: Settings, num_mini_batches: int | None) -> Coord
         on_late=settings.on_late,
         max_attempts=settings.max_attempts,
         max_given_up=settings.max_given_up,
+        warmup_mini_batches=warmup,
     )
+
+
+def _num_mini_batches(epochs: float, per_epoch: int) -> int:
+    # 10 * (0.1 + 0.2) mini-batches are 3, though floats make it a little more.
+    return max(1, math.ceil(epochs * per_epoch - 1e-9))
 
 
 def predict_memory(protocol: Protocol, num_learners: int, vector_bytes: int) -> int:
@@ -165,8 +204,9 @@ def predict_memory(protocol: Protocol, num_learners: int, vector_bytes: int) -> 
     return vectors * vector_bytes
 
 
-def _check_memory(settings: Settings, protocol: Protocol, server: Server) -> None:
-    need = predict_memory(protocol, settings.learners, server.weights.num_bytes)
+def _check_memory(settings: Settings, protocols: list[Protocol], server: Server) -> None:
+    size = server.weights.num_bytes
+    need = max(predict_memory(protocol, settings.learners, size) for protocol in protocols)
     if settings.memory is not None:
         limit, source = settings.memory * _GIB, "memory"
     else:

@@ -47,16 +47,18 @@ class Story:
         return Counter(self.given[lease].mini_batch for lease in leases)
 
 
-def tell(path: Path, num_mini_batches: int | None) -> Story:
+def tell(path: Path, num_mini_batches: int | None, batches_per_epoch: int | None = None) -> Story:
     """Fold a run's event rows through a fresh coordinator.
 
     Args:
         path: the run's folder.
         num_mini_batches: of the whole run.
+        batches_per_epoch: mini-batches of one epoch; needed where the run has a warm-up.
     """
     folder = RunFolder.open(path)
     settings, trace = folder.settings(), read_trace(folder.trace)
-    coordinator = build_coordinator(settings, num_mini_batches)
+    assert settings.warmup is None or batches_per_epoch is not None, "a warm-up counts epochs"
+    coordinator = build_coordinator(settings, num_mini_batches, batches_per_epoch or 1)
     story = Story(settings, trace, coordinator)
     events, commands = MessageDigest(), MessageDigest()
     for row in trace.events:

@@ -198,6 +198,14 @@ class BufferUpdate:
             news["/others"] = others
         return news
 
+    def example(self) -> dict[str, dict[str, Tensor]]:
+        """What :meth:`collect` gives, as far as names, shapes and dtypes go; values are void.
+
+        For a replica that learners have not used yet: its ruled buffers are changed.
+        """
+        self.prepare()
+        return self.collect(self.others())
+
     def combine(
         self, news: Sequence[dict[str, dict[str, Tensor]]], num_samples: Sequence[int], newest: int
     ) -> None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gruppetto.errors import GruppettoError
 from gruppetto.training.buffers import BufferUpdate
-from gruppetto.training.mini_batches import MiniBatches
+from gruppetto.training.packing import GradientSpace, Weights
 from gruppetto.training.parameters import Flat, Layout
 from gruppetto.training.randomness import Stream, seed_everything
 from gruppetto.training.task import Task, to_device
 
-__all__ = ["Gradient", "Learner", "NotFinite", "Weights"]
+__all__ = ["FetchesMiniBatches", "Gradient", "Learner", "NotFinite", "Weights"]
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """One version of what a learner needs: trained parameters, and buffers without a rule."""
+class FetchesMiniBatches(Protocol):
+    """Where mini-batches come from: the run's stream itself, or something that reads ahead."""
 
-    flat: Flat
-    others: dict[str, Tensor]
+    def fetch(self, mini_batch: int, device: torch.device) -> tuple[Any, int]:
+        """The batch, on the CPU, and its number of samples."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ class Gradient:
     #: Mean over the samples; finite.
     loss: float
     num_samples: int
+
+    def to(self, device: torch.device) -> Gradient:
+        """The same on a device; itself where it is there already."""
+        flat = Flat([vector.to(device) for vector in self.flat.vectors])
+        news = {m: {n: t.to(device) for n, t in ts.items()} for m, ts in self.news.items()}
+        return Gradient(flat, self.absent, news, self.loss, self.num_samples)
 
 
 class NotFinite(GruppettoError):
@@ -61,7 +68,7 @@ class Learner:
         task: Task,
         model: nn.Module,
         layout: Layout,
-        mini_batches: MiniBatches,
+        mini_batches: FetchesMiniBatches,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -81,8 +88,19 @@ class Learner:
         self._buffers = BufferUpdate(model)
         self._warned_sparse = False
 
-    def compute(self, mini_batch: int, weights: Weights) -> Gradient:
+    def read_from(self, mini_batches: FetchesMiniBatches) -> None:
+        """Get mini-batches from somewhere else: the same samples, perhaps earlier."""
+        self._mini_batches = mini_batches
+
+    def compute(
+        self, mini_batch: int, weights: Weights, space: GradientSpace | None = None
+    ) -> Gradient:
         """The gradient of a mini-batch's mean loss at some weights.
+
+        Args:
+            mini_batch: its number.
+            weights: a version; read, not kept.
+            space: where the gradient is written; None for memory of its own.
 
         Raises:
             NotFinite: the loss or the gradient is not finite.
@@ -101,11 +119,14 @@ class Learner:
         outputs = self._task.forward(self._model, batch)
         loss = self._task.compute_loss(outputs, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._collect(loss.item(), num_samples, weights)
+        return self._collect(loss.item(), num_samples, weights, space)
 
-    def _collect(self, loss: float, num_samples: int, weights: Weights) -> Gradient:
+    def _collect(
+        self, loss: float, num_samples: int, weights: Weights, space: GradientSpace | None
+    ) -> Gradient:
         targets, sources, absent = [], [], []
-        for index, (view, parameter) in enumerate(zip(self._views, self._trained, strict=True)):
+        views = self._views if space is None else space.views
+        for index, (view, parameter) in enumerate(zip(views, self._trained, strict=True)):
             gradient = parameter.grad
             if gradient is None:
                 absent.append(index)
@@ -116,11 +137,14 @@ class Learner:
             targets.append(view)
             sources.append(gradient)
         torch._foreach_copy_(targets, sources)
-        flat = self._gathered.clone()
+        flat = self._gathered.clone() if space is None else space.flat
         if loss - loss != 0.0 or not flat.is_finite():
             raise NotFinite(f"loss {loss}")
         news = self._buffers.collect(weights.others)
-        return Gradient(flat, frozenset(absent), news, loss, num_samples)
+        missing = frozenset(absent)
+        if space is not None:
+            space.write(missing, news)
+        return Gradient(flat, missing, news, loss, num_samples)
 
     def _densify(self, gradient: Tensor) -> Tensor:
         if not self._warned_sparse:

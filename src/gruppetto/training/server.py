@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gruppetto.errors import GruppettoError, InvalidSetting, TaskError
 from gruppetto.protocols.messages import Contribution
@@ -29,8 +29,9 @@ from gruppetto.training.optimizers import (
     Schedule,
     build_optimizer,
 )
+from gruppetto.training.packing import GradientsPacking, WeightsPacking
 from gruppetto.training.parameters import Flat, Layout, hash_tensors
-from gruppetto.training.randomness import Stream, seed_everything
+from gruppetto.training.randomness import Stream, one_thread, seed_everything
 from gruppetto.training.ranges import OptimizerOnRanges
 from gruppetto.training.task import Task, to_device
 
@@ -45,6 +46,8 @@ class Updating:
     schedule: Schedule | None = None
     clip: Clip | None = None
     modulation: Modulation | None = None
+    #: Multiplies every group's learning rate once, at the start; schedules start from there.
+    rate_scale: float = 1.0
 
     @property
     def apply_to(self) -> ApplyTo:
@@ -121,6 +124,7 @@ class Server:
         self.model = _build_model(task, seed, device, initial)
         optimizer = build_optimizer(updating.optimizer, self.model, task.param_groups)
         _check_rate(optimizer, updating.modulation)
+        _scale_rate(optimizer, updating.rate_scale)
         groups = [list(group["params"]) for group in optimizer.param_groups]
         self.layout = Layout(self.model, groups)
         if not self.layout.slots:
@@ -134,12 +138,7 @@ class Server:
         self._buffers = BufferUpdate(self.model)
         self._scheduler = None
         if updating.schedule is not None:
-            self._scheduler = updating.schedule.factory(optimizer)
-            if isinstance(self._scheduler, ReduceLROnPlateau):
-                raise InvalidSetting(
-                    "schedule: ReduceLROnPlateau needs a metric at every step; expected one that "
-                    "depends on the step's number only"
-                )
+            self._scheduler = _build_scheduler(updating.schedule, optimizer, updating.rate_scale)
         self._samples_applied = 0
         #: What the last update did.
         self.last_update = AppliedUpdate(0.0, ())
@@ -154,10 +153,23 @@ class Server:
         """The current version, copied."""
         return Weights(self.weights.clone(), self._buffers.others())
 
+    def publish_to(self, place: Weights) -> None:
+        """Copy the current version to a place made by :meth:`packings`."""
+        place.copy_(Weights(self.weights, self._buffers.others()))
+
+    def packings(self) -> tuple[WeightsPacking, GradientsPacking]:
+        """How versions and gradients of this model lie in memory that processes share."""
+        return (
+            WeightsPacking(self.layout, self._buffers.others()),
+            GradientsPacking(self.layout, BufferUpdate(self.replica())),
+        )
+
     # -------------------------------------------------------------- updates
 
     def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Gradient]) -> None:
         """Take one update; gradients in the order of their contributions."""
+        if self._device.type != "cpu":  # those of other processes come in the CPU's memory
+            gradients = [g.to(self._device) for g in gradients]
         num_samples = [c.num_samples for c in contributions]
         factors = [_factor(c) for c in contributions]
         combined, rate = combine(
@@ -250,8 +262,7 @@ class Server:
         """Everything a resumed run needs of the server: tensors, and plain JSON values."""
         tensors, plain = self._optimizer.state()
         saved = {f"optimizer/{name}": t for name, t in tensors.items()}
-        saved.update({f"parameter/{n}": p.detach() for n, p in self.model.named_parameters()})
-        saved.update({f"buffer/{n}": b for n, b in self.model.named_buffers()})
+        saved.update(self.model_tensors())
         schedule = None
         if self._scheduler is not None:
             schedule = {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
@@ -262,13 +273,20 @@ class Server:
             "state_dict": _state_dict_names(self.model),
         }
 
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers themselves, not copies: all that an evaluation depends on."""
+        tensors = {f"parameter/{n}": p.detach() for n, p in self.model.named_parameters()}
+        tensors.update({f"buffer/{n}": b for n, b in self.model.named_buffers()})
+        return tensors
+
+    def load_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the values of what :meth:`model_tensors` gave, of this server or another."""
+        for name, tensor in self.model_tensors().items():
+            tensor.copy_(tensors[name])
+
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
         """Take back what :meth:`state` gave."""
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"parameter/{name}"])
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(tensors[f"buffer/{name}"])
+        self.load_model(tensors)
         prefix = "optimizer/"
         self._optimizer.load(
             {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)},
@@ -317,12 +335,44 @@ def _check_rate(optimizer: torch.optim.Optimizer, modulation: Modulation | None)
         )
 
 
+def _scale_rate(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    if scale == 1.0:  # not even an int becomes a float: state hashes show it
+        return
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr"):
+            if key in group:
+                group[key] = group[key] * scale
+
+
+def _build_scheduler(
+    schedule: Schedule, optimizer: torch.optim.Optimizer, rate_scale: float
+) -> LRScheduler:
+    starts = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    scheduler = schedule.factory(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InvalidSetting(
+            "schedule: ReduceLROnPlateau needs a metric at every step; expected one that "
+            "depends on the step's number only"
+        )
+    started = [
+        group.get("initial_lr", start)
+        for group, start in zip(optimizer.param_groups, starts, strict=True)
+    ]
+    if rate_scale != 1.0 and started != starts:
+        raise InvalidSetting(
+            f"scale_lr: the schedule {type(scheduler).__name__} sets rates of its own, which "
+            "scaling the optimizer's cannot reach; expected one that starts from the optimizer's"
+        )
+    return scheduler
+
+
 def _build_model(
     task: Task, seed: int, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
     seed_everything(seed, Stream.MODEL, 0, device)
     try:
-        model = task.model()
+        with one_thread():
+            model = task.model()
     except Exception as error:
         raise TaskError(f"model: building it failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
