@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from gruppetto.report import ReportedRun, distinct_labels
-from gruppetto.trace import EndRow, EvaluationRow, EventRow, Trace, UpdateRow
+from gruppetto.trace import EndRow, EvaluationRow, EventRow, Trace, UpdateRow, WorkRow
 
 VERSIONS = {
     "python": "3.11.9",
@@ -194,3 +194,134 @@ def eight_runs() -> list[ReportedRun]:
             zip(distinct_labels(settings), settings, traces, strict=True)
         )
     ]
+
+
+def add_work(
+    trace: Trace,
+    learners: int,
+    *,
+    computing: float = 0.03,
+    delay: float = 0.02,
+    waiting: float = 0.01,
+    loading: float = 0.002,
+    cancelled: float = 0.0,
+    replaced: int | None = None,
+    seed: int = 0,
+) -> Trace:
+    """Fill learners' time until shortly before the run's end, with scatter.
+
+    Args:
+        trace: ended; it is changed and returned.
+        learners: how many work.
+        computing: mean seconds of a lease, and so on.
+        cancelled: share of leases that are cancelled halfway.
+        replaced: this learner dies at half the run, a new one takes its place a little later.
+        seed: of the scatter.
+    """
+    assert trace.end is not None
+    random = np.random.default_rng([seed, 1])
+    end = float(trace.end.result["time"])
+    lives = [(learner, 0.0, end) for learner in range(learners)]
+    events = [("LearnerJoined", learner, 0.0) for learner in range(learners)]
+    if replaced is not None:
+        lives[replaced] = (replaced, 0.0, 0.5 * end)
+        lives.append((learners, 0.6 * end, end))
+        events += [("LearnerLost", replaced, 0.5 * end), ("LearnerJoined", learners, 0.6 * end)]
+    for kind, learner, at in events:
+        reason = b',"reason":"killed"' if kind == "LearnerLost" else b""
+        body = msgspec.Raw(b'{"learner":%d%b}' % (learner, reason))
+        trace.add(EventRow(len(trace.events), at, at, kind, body, "0" * 16))
+    rows = []
+    for learner, start, stop in lives:
+        slowness = 1.0 + 0.5 * (learner % 4 == 3)
+        time = start
+        while True:
+            parts = random.gamma(4.0, 0.25, 4) * [waiting, delay * slowness, loading, computing]
+            is_cancelled = random.random() < cancelled
+            if is_cancelled:
+                parts[1:] *= 0.5
+            time += float(parts.sum())
+            if time >= stop:
+                break
+            outcome = "cancelled" if is_cancelled else "pushed"
+            rows.append(WorkRow(0, learner, 0, outcome, time, *(float(x) for x in parts)))
+    for number, row in enumerate(sorted(rows, key=lambda row: row.time)):
+        trace.add(msgspec.structs.replace(row, lease=number, mini_batch=number))
+    return trace
+
+
+def local_run(
+    protocol: str = "hardsync",
+    *,
+    learners: int = 4,
+    updates: int = 120,
+    step: float = 0.063,
+    expected: float | None = 0.061,
+    result: dict[str, Any] | None = None,
+    work: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    **shape: Any,
+) -> ReportedRun:
+    """A run of real processes: work rows, and the times that its end row tells."""
+    trace = make_trace(updates=updates, step=step, **shape)
+    assert trace.end is not None
+    time = trace.end.result["time"]
+    trace.end.result.update(
+        mean_update_time=time / updates,
+        expected_update_time=expected,
+        evaluation_time=0.05 * time,
+        learners_lost=0,
+        learners_restarted=0,
+    )
+    trace.end.result.update(result or {})
+    add_work(trace, learners, seed=shape.get("seed", 0), **(work or {}))
+    return make_run(
+        protocol,
+        trace,
+        engine="local",
+        learners=learners,
+        delay="exponential:mean=0.02",
+        **{"evaluate": "live", **(settings or {})},
+    )
+
+
+def four_local_runs(**settings: Any) -> list[ReportedRun]:
+    """Four protocols on 8 real learners."""
+    kinds: dict[str, dict[str, Any]] = {
+        "hardsync": {
+            "updates": 60, "size": 8, "step": 0.16, "expected": 0.131,
+            "work": {"waiting": 0.05},
+        },
+        "k-sync:k=6": {
+            "updates": 80, "size": 6, "step": 0.085, "expected": 0.071, "cancelled": 150,
+            "work": {"waiting": 0.02, "cancelled": 0.25},
+        },
+        "k-batch-async:k=4": {
+            "updates": 120, "size": 4, "step": 0.045, "expected": 0.0400, "mean_staleness": 1.75,
+            "work": {"waiting": 0.004},
+        },
+        "async": {
+            "updates": 480, "step": 0.011, "expected": 0.0101, "mean_staleness": 7.0,
+            "evaluations": 24, "final_error": 0.06,
+            "work": {"waiting": 0.006},
+        },
+    }  # fmt: skip
+    return [
+        local_run(protocol, learners=8, seed=seed, settings=settings, **kind)
+        for seed, (protocol, kind) in enumerate(kinds.items())
+    ]
+
+
+def two_large_local_runs() -> list[ReportedRun]:
+    """Two protocols on 40 learners; one lost learners, and both were evaluated differently."""
+    return [
+        local_run(
+            "k-sync:k=32", learners=40, updates=60, size=32, step=0.14, expected=0.09,
+            work={"waiting": 0.04, "cancelled": 0.2, "replaced": 7}, cancelled=400,
+            result={"learners_lost": 1, "learners_restarted": 1},
+        ),
+        local_run(
+            "async", learners=40, updates=600, step=0.006, expected=None, mean_staleness=39.0,
+            settings={"evaluate": "deferred"}, seed=1,
+        ),
+    ]  # fmt: skip

@@ -40,11 +40,13 @@ def compare(
 ) -> None:
     """Train TASK several times and report side by side.
 
-    Several values of any option make a grid: every combination is run. A target does not stop
-    runs here; it is what they are compared by.
+    The folder gets report.html and, where runs were evaluated, error-against-time.png. Several
+    values of any option make a grid: every combination is run. A target does not stop runs here;
+    it is what they are compared by.
     """
     from gruppetto.report import load_runs, results_table
     from gruppetto.report.page import write_page
+    from gruppetto.report.plots import error_against_time_png
     from gruppetto.runs.compare import compare as compare_runs
     from gruppetto.runs.compare import grid
     from gruppetto.trace.metrics import parse_target
@@ -73,14 +75,24 @@ def compare(
     )
     reported = load_runs(comparison.folders)
     path = write_page(reported, comparison.folder / "report.html", pair)
+    png = error_against_time_png(reported, comparison.folder / "error-against-time.png", pair)
     if as_json:
-        print_json({"runs": comparison.results, "report": str(path), "run": str(comparison.folder)})
+        print_json(
+            {
+                "runs": comparison.results,
+                "report": str(path),
+                "png": None if png is None else str(png),
+                "run": str(comparison.folder),
+            }
+        )
     else:
         Console(highlight=False).print(results_table(reported, pair))
         for result in comparison.results:
             if "error" in result:
                 click.echo(f"{result.get('protocol')}: {result['error']}", err=True)
         click.echo(f"report: {path}")
+        if png is not None:
+            click.echo(f"picture: {png}")
     if comparison.results[-1].get("stopped_by") == "interrupted":
         raise Interrupted(f"interrupted; what there is, is in {comparison.folder}")
     if all("error" in result for result in comparison.results):

@@ -8,7 +8,7 @@ import click
 
 from gruppetto.cli.options import as_json, quiet
 from gruppetto.cli.output import finish, print_json
-from gruppetto.errors import ReplayMismatch
+from gruppetto.errors import InvalidSetting, ReplayMismatch
 
 
 @click.command(epilog="Example: gruppetto replay runs/digits-async-001")
@@ -34,13 +34,25 @@ def replay(run: Path, quiet: bool, as_json: bool) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="FILE.pt or FILE.safetensors.  [RUN/model.pt]"
 )
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the trace as TensorBoard event files there; instead of weights.",
+)
 @as_json
-def export(run: Path, out: Path | None, as_json: bool) -> None:
-    """Write the newest weights of RUN as a plain state_dict."""
+def export(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
+    """Write the newest weights of RUN as a plain state_dict, or its curves for TensorBoard."""
     from gruppetto.runs.export import export as export_run
+    from gruppetto.runs.export import export_tensorboard
 
-    path = export_run(run, out)
+    if out is not None and tensorboard is not None:
+        raise InvalidSetting("export: expected --out or --tensorboard, got both")
+    if tensorboard is None:
+        kind, path = "file", export_run(run, out)
+    else:
+        kind, path = "tensorboard", export_tensorboard(run, tensorboard)
     if as_json:
-        print_json({"run": str(run), "file": str(path)})
+        print_json({"run": str(run), kind: str(path)})
     else:
         click.echo(str(path))

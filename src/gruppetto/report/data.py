@@ -27,6 +27,7 @@ __all__ = [
     "TimeUnit",
     "differing_settings",
     "distinct_labels",
+    "number_or_none",
     "setting_text",
     "shared_metric",
     "shared_unit",
@@ -153,6 +154,14 @@ class ReportedRun:
         return np.bincount(np.asarray(values, dtype=np.int64)).astype(np.int64)
 
     @property
+    def learners_lost(self) -> int:
+        """Learners whose process died, as counted at the end or, without one, so far."""
+        lost = number_or_none(self.result("learners_lost"))
+        if lost is None:
+            lost = sum(row.type == "LearnerLost" for row in self.trace.events)
+        return int(lost)
+
+    @property
     def metrics(self) -> list[str]:
         """Names that ``evaluate`` returned in every evaluation, in its order."""
         rows = self.trace.evaluations
@@ -224,6 +233,13 @@ def _curve(rows: Sequence[EvaluationRow], values: Sequence[float]) -> Curve:
         np.array([row.version for row in rows], dtype=np.int64),
         np.array(values, dtype=np.float64),
     )
+
+
+def number_or_none(value: object) -> float | None:
+    """A value of a trace or of settings if it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def _number(value: float | None) -> float:

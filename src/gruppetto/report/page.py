@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
-from gruppetto.report import plots
+from gruppetto.report import plots, time_plots
 from gruppetto.report.data import (
     ReportedRun,
     Target,
@@ -20,7 +20,7 @@ from gruppetto.report.data import (
     shared_metric,
 )
 from gruppetto.report.load import load_runs
-from gruppetto.report.summary import summary, target_text, title
+from gruppetto.report.summary import remarks, summary, target_text, title
 from gruppetto.report.svg import to_svg
 from gruppetto.report.table import format_metric, rows
 from gruppetto.trace.folder import write_atomically
@@ -95,6 +95,7 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
     text = environment.get_template("page.html").render(
         title=title(runs),
         summary=summary(runs, target),
+        remarks=remarks(runs),
         target=target_text(target) if target is not None else None,
         table=rows(runs, target),
         colours=[plots.run_style(index).colour for index in range(len(runs))],
@@ -178,6 +179,19 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[_Plot]:
             f"Stacked bars of mini-batches handed to learners. {counts}.",
             "what became of each mini-batch handed to a learner; a cancelled or discarded one "
             "goes back and is handed out again",
+        ),
+        (
+            time_plots.update_times(runs),
+            "Time per update",
+            time_plots.update_times_words(runs),
+            "expected: what the same protocol takes with the delays actually drawn, if nothing "
+            "else cost time",
+        ),
+        (
+            time_plots.learners_time(runs),
+            "Where the learners' time went",
+            time_plots.learners_time_words(runs),
+            time_plots.learners_time_caption(runs),
         ),
     ]
     return [

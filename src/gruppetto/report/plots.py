@@ -1,15 +1,13 @@
 """The figures of a report. One run has the same colour, marker and line in all of them.
 
-Every function returns a matplotlib Figure, or None where the runs hold nothing to show. Figures
-are 5.2 inches wide with letters that stay readable at 350 pixels.
+Every function returns a matplotlib Figure, or None where the runs hold nothing to show. Those
+about time spent are in :mod:`gruppetto.report.time_plots`.
 """
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from gruppetto.report.data import Curve, ReportedRun, Target, shared_metric, shared_unit
+from gruppetto.report.style import SHORT, WIDTH, legend_size, run_style, tick, wrapped
 from gruppetto.report.svg import plain_style, save_png, to_svg
 
 __all__ = [
     "KINDS",
-    "RunStyle",
     "error_against_time",
     "error_against_time_png",
     "error_against_updates",
@@ -40,13 +38,6 @@ __all__ = [
 
 Against = Literal["time", "updates"]
 
-#: Okabe and Ito's colours without yellow, which is too pale on white; grey instead of black.
-_COLOURS: Final = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#7A5195",
-)  # fmt: skip
-_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LINES: Final[tuple[Any, ...]] = ("-", (0, (6, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (1.5, 1)))
-
 #: What becomes of a mini-batch handed to a learner: attribute of Outcome, name, colour, hatch.
 KINDS: Final = (
     ("applied", "applied", "#0072B2", ""),
@@ -55,30 +46,7 @@ KINDS: Final = (
     ("given_up", "given up", "#555555", "xxxx"),
     ("dropped", "dropped", "#CC79A7", "\\\\"),
 )
-_WIDTH: Final = 5.2
 _HEIGHT: Final = 3.5
-#: Longest label, in letters, for two columns of a legend or of panels.
-_SHORT: Final = 24
-_LINE: Final = 48
-
-
-@dataclass(frozen=True)
-class RunStyle:
-    """How a run is drawn."""
-
-    colour: str
-    marker: str
-    line: Any
-
-
-def run_style(index: int) -> RunStyle:
-    """The style of the run at a place in the report; the first 8 differ in colour and marker."""
-    turn = index // len(_COLOURS)
-    return RunStyle(
-        _COLOURS[index % len(_COLOURS)],
-        _MARKERS[(index + turn) % len(_MARKERS)],
-        _LINES[(index + turn) % len(_LINES)],
-    )
 
 
 def time_label(runs: Sequence[ReportedRun]) -> str:
@@ -141,8 +109,8 @@ def _lines(
     if not any(len(curve) for curve in curves):
         return None
     with plain_style():
-        columns, legend_height = _legend_size([run.name for run in runs])
-        figure = Figure(figsize=(_WIDTH, _HEIGHT + legend_height), layout="constrained")
+        columns, legend_height = legend_size([run.name for run in runs])
+        figure = Figure(figsize=(WIDTH, _HEIGHT + legend_height), layout="constrained")
         axes = figure.add_subplot()
         for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
             style = run_style(index)
@@ -158,7 +126,7 @@ def _lines(
                 markeredgewidth=0.5,
                 # Markers of different runs fall in different places where lines coincide.
                 markevery=(index % max(1, len(curve) // 10), max(1, len(curve) // 10)),
-                label=_wrapped(run.name),
+                label=wrapped(run.name),
             )
         shown = [curve.values for curve in curves]
         if goal is not None:  # the target belongs in the picture, also where nobody came near it
@@ -178,7 +146,7 @@ def _lines(
         axes.set_xlabel(time_label(runs) if against == "time" else "updates")
         axes.set_xlim(left=0.0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=against == "updates"))
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
         axes.grid(True)
         axes.tick_params(length=3)
         figure.legend(loc="outside lower left", ncols=columns, handlelength=3.2, columnspacing=1.4)
@@ -196,7 +164,7 @@ def _scale(axes: Axes, values: np.ndarray[Any, Any], label: str) -> None:
             LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,), numticks=12)
         )
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick))
         axes.set_ylim(0.8 * low, 1.25 * high)
         return
     axes.set_ylabel(label)
@@ -205,33 +173,18 @@ def _scale(axes: Axes, values: np.ndarray[Any, Any], label: str) -> None:
         axes.set_ylim(0.0, 1.05 * high if high > 0.0 else 1.0)
 
 
-def _tick(value: float, _position: int | None = None) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:g}"
-
-
-def _wrapped(label: str, width: int = _LINE) -> str:
-    return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
-
-
-def _legend_size(labels: Sequence[str]) -> tuple[int, float]:
-    """Columns of a legend, and the height in inches that it needs."""
-    columns = 2 if len(labels) > 1 and max(map(len, labels)) <= _SHORT else 1
-    lines = sum(_wrapped(label).count("\n") + 1 for label in labels)
-    return columns, 0.2 * math.ceil(lines / columns)
-
-
 def staleness_histogram(runs: Sequence[ReportedRun]) -> Figure | None:
     """Share of the applied gradients per staleness, one panel per run on a common axis."""
     if not any(len(run.staleness) for run in runs):
         return None
     widest = max(len(run.staleness) for run in runs)
     width = math.ceil(widest / 50)  # staleness values per bar
-    in_two = len(runs) > 2 and max(len(run.name) for run in runs) <= _SHORT
+    in_two = len(runs) > 2 and max(len(run.name) for run in runs) <= SHORT
     columns = 2 if in_two else 1
     num_rows = math.ceil(len(runs) / columns)
     with plain_style():
         height = max(_HEIGHT, 0.55 + 1.05 * num_rows)
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         panels = figure.subplots(num_rows, columns, sharex=True, squeeze=False)
         for index, axes in enumerate(panels.flat):
             if index >= len(runs):
@@ -248,7 +201,7 @@ def staleness_histogram(runs: Sequence[ReportedRun]) -> Figure | None:
 
 def _panel(axes: Axes, run: ReportedRun, colour: str, width: int, widest: int) -> None:
     histogram = run.staleness
-    axes.set_title(_wrapped(run.name), loc="left", pad=3)
+    axes.set_title(wrapped(run.name), loc="left", pad=3)
     axes.grid(True, axis="y")
     axes.tick_params(length=3)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -287,7 +240,7 @@ def mini_batch_bars(runs: Sequence[ReportedRun]) -> Figure | None:
         return None
     with plain_style():
         height = max(2.0, 1.1 + 0.5 * len(runs))
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.add_subplot()
         for index, run in enumerate(runs):
             axes.text(0.0, index - 0.26, run.name, va="bottom", fontsize=11)
@@ -314,7 +267,7 @@ def mini_batch_bars(runs: Sequence[ReportedRun]) -> Figure | None:
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
         axes.set_xlabel("mini-batches handed to learners")
         axes.grid(True, axis="x")
         axes.tick_params(length=3)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gruppetto.report.data import (
     ReportedRun,
     Target,
+    number_or_none,
     setting_text,
     shared_metric,
     shared_unit,
@@ -14,7 +15,7 @@ from gruppetto.report.data import (
 from gruppetto.report.table import format_metric, format_number
 from gruppetto.trace.metrics import is_lower_better
 
-__all__ = ["summary", "target_text", "title"]
+__all__ = ["remarks", "summary", "target_text", "title"]
 
 #: Above this many runs only the best and the worst are named.
 _FEW = 4
@@ -44,6 +45,11 @@ def summary(runs: Sequence[ReportedRun], target: Target | None = None) -> str:
     sentences = [_race(runs, target)] if target is not None else []
     sentences += [_quality(runs), _unfinished(runs)]
     return " ".join(filter(None, sentences))
+
+
+def remarks(runs: Sequence[ReportedRun]) -> str:
+    """What to know about the numbers: learners lost, what evaluating cost; empty if nothing."""
+    return " ".join(filter(None, [_lost(runs), _live(runs), _caution(runs)]))
 
 
 def _race(runs: Sequence[ReportedRun], target: Target) -> str:
@@ -117,6 +123,87 @@ def _unfinished(runs: Sequence[ReportedRun]) -> str:
         return "It did not end; the numbers are those of its last rows."
     numbers = "its numbers are those of its" if len(names) == 1 else "their numbers are of their"
     return f"{_listed(names)} did not end; {numbers} last rows."
+
+
+def _lost(runs: Sequence[ReportedRun]) -> str:
+    parts = []
+    for run in runs:
+        if not (lost := run.learners_lost):
+            continue
+        text = f"{'It' if len(runs) == 1 else run.name} lost {lost} learner{'s' * (lost > 1)}"
+        restarted = int(number_or_none(run.result("learners_restarted")) or 0)
+        if restarted:
+            text += f" and restarted {restarted}"
+        parts.append(text)
+    return "; ".join(parts) + "." if parts else ""
+
+
+def _live(runs: Sequence[ReportedRun]) -> str:
+    """What evaluating during the run cost; in virtual time it costs nothing."""
+    costs = []
+    for run in runs:
+        seconds = number_or_none(run.result("evaluation_time"))
+        if _evaluates_live(run) and seconds and run.outcome.time > 0.0:
+            costs.append((seconds / run.outcome.time, seconds, run))
+    if not costs:
+        return ""
+    where = _where([run for *_, run in costs])
+    if len(costs) > _FEW:
+        costs.sort(key=lambda each: each[0])
+        costs = [costs[0], costs[-1]]
+        first, last = (_cost(*each, several=True) for each in costs)
+        took = f"from {first} to {last}"
+    else:
+        took = _listed([_cost(*each, several=len(runs) > 1) for each in costs])
+    return f"Live evaluation took {took}, {where}."
+
+
+def _cost(share: float, seconds: float, run: ReportedRun, several: bool) -> str:
+    percent = f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
+    if several:
+        return f"{_time(seconds, run)} in {run.name} ({percent}{_NBSP}% of its time)"
+    return f"{_time(seconds, run)} ({percent}{_NBSP}% of the run's time)"
+
+
+def _where(runs: Sequence[ReportedRun]) -> str:
+    """Whether evaluating had a core of its own, as far as the runs' results tell."""
+    spare = {_has_spare_core(run) for run in runs}
+    if spare == {True}:
+        return "on a core of its own"
+    if spare == {False}:
+        return "on cores that it shared with the learners, which slows them down"
+    return "beside the learners, which slows them down where there are not cores enough for all"
+
+
+def _has_spare_core(run: ReportedRun) -> bool | None:
+    cores = number_or_none(run.result("cores"))
+    learners = number_or_none(run.settings.get("learners"))
+    if cores is None or learners is None:
+        return None
+    threads = number_or_none(run.settings.get("threads")) or 1.0
+    return cores >= learners * threads + 2  # the server needs one too
+
+
+def _evaluates_live(run: ReportedRun) -> bool:
+    return run.time_unit == "s" and run.settings.get("evaluate") == "live"
+
+
+def _caution(runs: Sequence[ReportedRun]) -> str:
+    """Wall times of runs that were evaluated in different ways are not comparable."""
+    kinds: dict[str, list[str]] = {}
+    for run in runs:
+        if run.time_unit == "s" and "evaluate" in run.settings:
+            kinds.setdefault(setting_text(run.settings["evaluate"]), []).append(run.name)
+    if len(kinds) < 2:
+        return ""
+    ways = "; ".join(
+        f"{kind}: {_listed(names) if len(names) <= _FEW else f'{len(names)} runs'}"
+        for kind, names in kinds.items()
+    )
+    return (
+        f"Caution: the runs were evaluated in different ways ({ways}), and live evaluation "
+        "competes with the learners for cores, so their times are not comparable."
+    )
 
 
 def _time(value: float, run: ReportedRun) -> str:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
 
 from gruppetto.report.data import ReportedRun, Target, shared_metric, shared_unit
+from gruppetto.report.times import UpdateTime, update_time
 
-__all__ = ["final_heading", "format_metric", "format_number", "results_table", "rows"]
+__all__ = [
+    "final_heading",
+    "format_metric",
+    "format_number",
+    "results_table",
+    "rows",
+    "seconds_unit",
+]
 
+_UPDATE_TIME: Final = "time per update"
+_RATIO: Final = "ratio to expected"
 #: Headings that the terminal leaves to the page.
-_PAGE_ONLY = ("applied", "cancelled", "discarded", "given up", "dropped", "stopped by")
+_PAGE_ONLY: Final = (
+    _RATIO, "applied", "cancelled", "discarded", "given up", "dropped", "stopped by",
+)  # fmt: skip
 
 
 def format_number(value: float) -> str:
@@ -52,6 +65,16 @@ def final_heading(metric: str | None) -> str:
     return f"final {metric} (%)" if metric == "accuracy" else f"final {metric}"
 
 
+def seconds_unit(seconds: Iterable[float]) -> tuple[str, float]:
+    """One unit for several wall times, and how many of it are a second.
+
+    >>> seconds_unit([0.063, 1.2]), seconds_unit([2.5, 61.0]), seconds_unit([])
+    (('ms', 1000.0), ('s', 1.0), ('s', 1.0))
+    """
+    smallest = min((value for value in seconds if value > 0.0), default=1.0)
+    return ("ms", 1e3) if smallest < 1.0 else ("s", 1.0)
+
+
 def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict[str, str]]:
     """One row per run: heading -> text, the same headings in the same order in each.
 
@@ -68,8 +91,21 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
             return "not reached"
         return format_number(float(value)) + ("" if unit else f" {run.time_unit}")
 
+    per_update = [update_time(run) for run in runs]
+    wall = [each for each, run in zip(per_update, runs, strict=True) if run.time_unit == "s"]
+    small, factor = seconds_unit(each.measured for each in wall if each is not None)
+
+    def update_text(run: ReportedRun, each: UpdateTime | None) -> str:
+        if each is None:
+            return "-"
+        unit, times = (small, factor) if run.time_unit == "s" else (run.time_unit, 1.0)
+        text = f"{format_number(times * each.measured)} {unit}"
+        if each.expected is None:
+            return text
+        return f"{text} (expected {format_number(times * each.expected)})"
+
     table = []
-    for run in runs:
+    for run, each in zip(runs, per_update, strict=True):
         outcome = run.outcome
         row = {"protocol": run.name}
         if target is not None:
@@ -79,6 +115,11 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
         )
         row[f"time{in_heading}"] = time(run, outcome.time)
         row["updates"] = format_number(outcome.updates)
+        if any(per_update):
+            row[_UPDATE_TIME] = update_text(run, each)
+        if any(other is not None and other.ratio is not None for other in per_update):
+            ratio = each.ratio if each is not None else None
+            row[_RATIO] = "-" if ratio is None else f"{ratio:.2f}"
         row["mean staleness"] = f"{outcome.mean_staleness:.2f}"
         row["max staleness"] = format_number(outcome.max_staleness)
         row["applied"] = format_number(outcome.applied)
@@ -96,22 +137,39 @@ def results_table(runs: Sequence[ReportedRun], target: Target | None = None) -> 
     table = Table(title_justify="left", caption_justify="left")
     if target is not None:
         table.caption = f"target: {target[0]} {target[1]:g}"
-    for number, (run, row) in enumerate(zip(runs, rows(runs, target), strict=True)):
-        # Six columns fit a terminal: the run's time gives way to the time to target.
-        shown = [
-            heading
-            for heading in row
-            if heading not in _PAGE_ONLY
-            and (target is None or not heading.startswith("time") or "target" in heading)
-        ]
+    texts = rows(runs, target)
+    # What is expected may stand below what was measured, in one piece.
+    widest = max(
+        (len(part) for r in texts for part in r.get(_UPDATE_TIME, "").split(" (")), default=0
+    )
+    for number, (run, row) in enumerate(zip(runs, texts, strict=True)):
+        shown = [heading for heading in row if _fits_terminal(heading, row, target)]
         if number == 0:
             for column, heading in enumerate(shown):
                 if column:  # never narrower than its headings' words, so the names wrap first
                     lines = "\n".join(textwrap.wrap(heading, 11, break_long_words=False))
-                    table.add_column(lines, justify="right", no_wrap=True)
+                    wraps = heading == _UPDATE_TIME
+                    table.add_column(
+                        lines,
+                        justify="right",
+                        no_wrap=not wraps,
+                        min_width=widest + 1 if wraps else None,
+                    )
                 else:
                     table.add_column(heading, overflow="fold")
         name = row["protocol"] + ("" if run.outcome.has_ended else " (did not end)")
         # Text, so that square brackets in a label are not taken for markup.
         table.add_row(Text(name), *(row[heading] for heading in shown[1:]))
     return table
+
+
+def _fits_terminal(heading: str, row: Mapping[str, str], target: Target | None) -> bool:
+    """Six columns fit; what is more telling takes the place of what is less."""
+    shows_update_time = _RATIO in row
+    if heading == _UPDATE_TIME:
+        return shows_update_time
+    if heading == "max staleness":
+        return not shows_update_time
+    if heading.startswith("time") and not heading.startswith("time to target"):
+        return target is None
+    return heading not in _PAGE_ONLY

@@ -1,4 +1,8 @@
-"""``gp.export``: a run's newest weights as the plain ``state_dict`` that PyTorch users expect."""
+"""``gp.export``: what a run made, for other programs.
+
+Its newest weights as the plain ``state_dict`` that PyTorch users expect, and its trace as event
+files for TensorBoard.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ import torch
 
 from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.runs.folder import RunFolder
+from gruppetto.runs.tensorboard import TensorBoardLog, has_event_files
+from gruppetto.trace import follow_rows
 
-__all__ = ["export"]
+__all__ = ["export", "export_tensorboard"]
 
 
 def export(run: str | Path, out: str | Path | None = None) -> Path:
@@ -45,4 +51,31 @@ def export(run: str | Path, out: str | Path | None = None) -> Path:
         os.replace(part, path)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def export_tensorboard(run: str | Path, out: str | Path) -> Path:
+    """Write a run's trace as TensorBoard event files; see :mod:`gruppetto.runs.tensorboard`.
+
+    Args:
+        run: its folder.
+        out: a folder without event files; made if missing.
+
+    Raises:
+        RunFolderError: no run there, or a folder that holds event files or cannot be written.
+        TraceError: the trace cannot be read.
+        InvalidSetting: the package tensorboard is missing.
+    """
+    folder = RunFolder.open(run)
+    path = Path(out)
+    if has_event_files(path):
+        # TensorBoard would draw both as one zigzag line.
+        raise RunFolderError(f"{path} holds TensorBoard event files already; choose another folder")
+    rows = list(follow_rows(folder.trace))
+    log = TensorBoardLog(path, start=(folder.path / "config.json").stat().st_mtime)
+    try:
+        for row in rows:
+            log.row(row)
+    finally:
+        log.close()
     return path

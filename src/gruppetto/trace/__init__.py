@@ -10,6 +10,7 @@ from gruppetto.trace.rows import (
     Row,
     SegmentRow,
     UpdateRow,
+    WorkRow,
     encode_message,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "Trace",
     "TraceWriter",
     "UpdateRow",
+    "WorkRow",
     "encode_message",
     "follow_rows",
     "read_trace",

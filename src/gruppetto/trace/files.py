@@ -22,6 +22,7 @@ from gruppetto.trace.rows import (
     Row,
     SegmentRow,
     UpdateRow,
+    WorkRow,
     decode_row,
     encode_row,
 )
@@ -82,6 +83,8 @@ class Trace:
         self.updates: list[UpdateRow] = []
         self.evaluations: list[EvaluationRow] = []
         self.failures: list[FailureRow] = []
+        #: Of engines with real processes only.
+        self.work: list[WorkRow] = []
         #: None when the run was killed, or is running.
         self.end: EndRow | None = None
 
@@ -96,6 +99,8 @@ class Trace:
                 self.evaluations.append(row)
             case FailureRow():
                 self.failures.append(row)
+            case WorkRow():
+                self.work.append(row)
             case EndRow():
                 self.end = row
             case SegmentRow():

@@ -23,6 +23,7 @@ __all__ = [
     "Row",
     "SegmentRow",
     "UpdateRow",
+    "WorkRow",
     "decode_row",
     "encode_message",
     "encode_row",
@@ -110,6 +111,30 @@ class FailureRow(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
     traceback: str
 
 
+class WorkRow(msgspec.Struct, frozen=True, tag="work", tag_field="kind"):
+    """Where the time of one lease went, in seconds of a learner's own clock.
+
+    Engines with real processes write one for each lease that was answered; in virtual time the
+    events alone tell it.
+    """
+
+    lease: int
+    learner: int
+    mini_batch: int
+    #: ``pushed``, ``failed`` or ``cancelled``.
+    outcome: str
+    #: Run time at which the answer reached the server.
+    time: float
+    #: From the learner's answer before this one (or its start) to this lease's arrival.
+    waiting: float
+    #: Injected delay, as far as it was slept through.
+    delay: float
+    #: Waiting for the samples of the mini-batch.
+    loading: float
+    #: Forward and backward pass, and writing the gradient.
+    computing: float
+
+
 class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
     """The summary of a run that came to its end; a killed run has none."""
 
@@ -120,7 +145,7 @@ class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
     commands_sha256: str
 
 
-Row: TypeAlias = SegmentRow | EventRow | UpdateRow | EvaluationRow | FailureRow | EndRow
+Row: TypeAlias = SegmentRow | EventRow | UpdateRow | EvaluationRow | FailureRow | WorkRow | EndRow
 
 _ENCODER = msgspec.json.Encoder()
 _NAMES: Final = {c: n.encode() for n, c in {**EVENTS, **COMMANDS}.items()}
