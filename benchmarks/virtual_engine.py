@@ -84,6 +84,7 @@ def ours(protocol: str) -> dict[str, float]:
                 evaluate="off",
                 progress=False,
                 out=folder,
+                engine="virtual",
             )
     finally:
         torch.Tensor.backward = backward  # type: ignore[method-assign]

@@ -33,10 +33,10 @@ if __name__ == "__main__":
         batch_size=16,
         epochs=5,
         optimizer=gp.optimizer(torch.optim.SGD, lr=0.5, momentum=0.9),
-        delay="exponential:mean=1",
+        delay="exponential:mean=0.01",
         # One learner is five times slower than the others.
-        delays={3: "exponential:mean=5"},
+        delays={3: "exponential:mean=0.05"},
     )
     for row in run.history:
-        print(f"time {row['time']:6.1f}  accuracy {row['test_accuracy']:.3f}")
+        print(f"time {row['time']:6.2f} s  accuracy {row['test_accuracy']:.3f}")
     print("staleness", run.staleness)

@@ -45,6 +45,7 @@ def accuracies(seeds: tuple[int, ...], task: str, rate: float, **options: object
                     out=folder,
                     progress=False,
                     **options,
+                    engine="virtual",
                 )
                 found.append(run.result["test_accuracy"])
             except gp.Diverged:

@@ -30,6 +30,7 @@ def mean_accuracy(tmp_path: Path, **options: object) -> float:
                 out=tmp_path / name,
                 progress=False,
                 **options,  # type: ignore[arg-type]
+                engine="virtual",
             )
             accuracies.append(run.result["test_accuracy"])
         except gp.Diverged:

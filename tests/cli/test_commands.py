@@ -21,7 +21,9 @@ TRAIN_KEYS = {
     "gradients_rejected", "target_reached_at", "threads", "weights_sha256", "state_sha256",
     "events_sha256",
 }  # fmt: skip
-COMMON = ("--learners", "4", "--epochs", "2", "--delay", "exponential:mean=1")
+COMMON = (
+    "--engine", "virtual", "--learners", "4", "--epochs", "2", "--delay", "exponential:mean=1",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,42 @@ def test_the_default_modulation_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert "modulation none\n" in capsys.readouterr().err
     assert _run(["train", "digits", *COMMON]) == 0
     assert "modulation none\n" in capsys.readouterr().err
+
+
+def test_warmup_and_scalings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("train", "digits", "--engine", "virtual", "--protocol", "async", "--out", "out",
+             "--warmup", "hardsync:epochs=1", "--scale-lr", "sqrt-batch:batch=16",
+             "--scale-batch", "product:total=64", *COMMON)  # fmt: skip
+    assert _run(list(words)) == 0
+    line = capsys.readouterr().err
+    assert "async after warm-up hardsync:epochs=1.0, 4 learners" in line
+    assert "mini-batches of 16 (product:total=64), optimizer sgd" in line
+    assert "with its rate times 2 (sqrt-batch:batch=16), modulation" in line
+
+
+def test_warmup_and_scalings_make_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    made = run_json(capsys, "compare", "digits", "--engine", "virtual", "--protocol", "async",
+                    "--warmup", "hardsync:epochs=0.5", "--warmup", "hardsync:epochs=1",
+                    "--learners", "2", "--learners", "4", "--scale-batch", "product:total=64",
+                    "--scale-lr", "sqrt-batch:batch=64", "--updates", "30")  # fmt: skip
+    settings = [
+        json.loads((folder / "config.json").read_text())["settings"]
+        for folder in sorted(p for p in Path(made["run"]).iterdir() if p.is_dir())
+    ]
+    assert [(s["warmup"], s["learners"], s["batch_size"]) for s in settings] == [
+        ("hardsync:epochs=0.5", 2, 32), ("hardsync:epochs=0.5", 4, 16),
+        ("hardsync:epochs=1.0", 2, 32), ("hardsync:epochs=1.0", 4, 16),
+    ]  # fmt: skip
+
+
+def test_resume_recognises_a_scaled_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("train", "digits", "--engine", "virtual", "--learners", "2", "--out", "out",
+             "--epochs", "2", "--protocol", "async", "--warmup", "hardsync:epochs=1")  # fmt: skip
+    scaled = (*words, "--scale-batch", "product:total=64")
+    run_json(capsys, *scaled, "--updates", "10")
+    assert run_json(capsys, *scaled, "--updates", "20", "--resume")["updates"] == 20
+    assert _run([*words, "--batch-size", "32", "--resume"]) == 2
+    assert "scale_batch=product:total=64, and scale_batch=None" in capsys.readouterr().err
 
 
 def test_compare_makes_a_grid_and_a_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +178,8 @@ def test_limits_stop_and_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str
 
 
 def test_max_time_in_virtual_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    made = run_json(capsys, "train", "digits", "--max-time", "7.5", "--delay", "constant:value=1")
+    words = ("--engine", "virtual", "--max-time", "7.5", "--delay", "constant:value=1")
+    made = run_json(capsys, "train", "digits", *words)
     assert (made["stopped_by"], made["time"], made["updates"]) == ("max-time", 7.5, 7)
     ever_leased = made["mini_batches_applied"] + made["mini_batches_left"]
     assert ever_leased == 4 * 8, "seven rounds applied, one under way"
@@ -161,7 +200,10 @@ def test_export_is_a_plain_state_dict(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "expected"),
     [
         (("protocols",), "k-batch-async:k="),
+        (("warmups",), "hardsync:epochs="),
         (("modulations",), "inverse-mean:cap=false"),
+        (("scalings",), "sqrt-batch:batch="),
+        (("scalings",), "product:total="),
         (("delays",), "lognormal:median=,sigma="),
         (("tasks",), "least-squares:n=1000,d=20"),
         (("optimizers",), "sgd:lr=,momentum="),
@@ -184,7 +226,7 @@ def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["train", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(option.flag in text for option in OPTIONS)
-    without = {"--updates", "--max-time", "--target", "--clip", "--faults", "--initial"}
+    without = {"--updates", "--max-time", "--target", "--clip", "--faults", "--initial", "--data"}
     assert all("[" in option.help for option in OPTIONS if option.flag not in without)
 
 

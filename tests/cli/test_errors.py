@@ -53,6 +53,20 @@ CASES = [
     ((*TRAIN, "--protocol", "k-sync:k=0"), "expected k >= 1, got k=0"),
     ((*TRAIN, "--protocol", "backup:b=4"), "leaves no learner to wait for"),
     ((*TRAIN, "--protocol", "softsync:n=5"), "expected n <= learners = 4"),
+    ((*TRAIN, "--warmup", "softsync:epochs=1"), "unknown warmup 'softsync'; valid: hardsync"),
+    ((*TRAIN, "--warmup", "hardsync"), "'hardsync' needs epochs=; expected hardsync:epochs="),
+    ((*TRAIN, "--warmup", "hardsync:epochs=0"), "expected epochs > 0 and finite, got epochs=0"),
+    ((*TRAIN, "--warmup", "hardsync:epochs=inf"), "finite, got epochs=inf"),
+    ((*TRAIN, "--warmup", "hardsync:epochs=1", "--protocol", "k-async:k=5"), "5 distinct learners"),
+    ((*TRAIN, "--scale-lr", "sqrt-batch"), "'sqrt-batch' needs batch="),
+    ((*TRAIN, "--scale-lr", "sqrt-batch:batch=0"), "expected batch >= 1, got batch=0"),
+    ((*TRAIN, "--scale-lr", "sqrt:batch=1"), "unknown learning-rate scaling 'sqrt'; valid: sqrt-b"),
+    ((*TRAIN, "--scale-batch", "product:total=130"), "expected a multiple of 4, nearest 128 and"),
+    ((*TRAIN, "--scale-batch", "product:total=3"), "expected a multiple of 4, nearest 4"),
+    ((*TRAIN, "--scale-batch", "product:total=0"), "expected total >= 1, got total=0"),
+    ((*TRAIN, "--scale-batch", "product:total=64", "--batch-size", "16"), "one of the two, got bo"),
+    ((*TRAIN, "--scale-batch", "product:total=64", "--learners", "0"), "expected a whole number"),
+    ((*TRAIN, "--scale-batch", "product:total=8000"), "expected 1 to 1437 (the training samples"),
     ((*TRAIN, "--batch-size", "1438"), "expected 1 to 1437 (the training samples of digits)"),
     ((*TRAIN, "--batch-size", "0"), "batch size: expected it to be greater than or equal to 1"),
     ((*TRAIN, "--learners", "0"), "learners: expected it to be greater than or equal to 1, got 0"),
@@ -88,7 +102,7 @@ CASES = [
     ((*TRAIN, "--resume"), "expected --out"),
     ((*TRAIN, "--bogus"), "No such option '--bogus'"),
     (("train",), "Missing argument 'TASK'"),
-    (("train", "digit"), "unknown task 'digit'; valid: digits, least-squares (did you mean"),
+    (("train", "digit"), "valid: digits, least-squares, mnist, cifar10 (did you mean"),
     (("train", "digits:layers=3"), "has no option 'layers'; valid: hidden"),
     (("train", "digits:hidden=0"), "expected hidden >= 1, got 0"),
     (("train", "least-squares:n=0"), "expected n >= 1"),
@@ -170,12 +184,12 @@ def test_wrong_arguments_in_python_are_as_clear() -> None:
     import gruppetto as gp
 
     with pytest.raises(gp.InvalidSetting, match="unknown setting 'learner_count'"):
-        gp.train("digits", learner_count=3)
+        gp.train("digits", learner_count=3, engine="virtual")
     with pytest.raises(gp.InvalidSetting, match="expected a protocol or its name, got int"):
-        gp.train("digits", protocol=3)  # type: ignore[arg-type]
+        gp.train("digits", protocol=3, engine="virtual")  # type: ignore[arg-type]
     with pytest.raises(gp.InvalidSetting, match=r"gp\.optimizer"):
-        gp.train("digits", optimizer=3)  # type: ignore[arg-type]
+        gp.train("digits", optimizer=3, engine="virtual")  # type: ignore[arg-type]
     with pytest.raises(gp.TaskError, match="expected a Task or its name, got int"):
-        gp.train(3)  # type: ignore[arg-type]
+        gp.train(3, engine="virtual")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="did you mean"):
-        gp.train("digits", protocol="k-asink")
+        gp.train("digits", protocol="k-asink", engine="virtual")

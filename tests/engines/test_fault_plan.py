@@ -257,6 +257,7 @@ def test_a_faulty_run_with_real_gradients_replays(
             seed=seed,
             out=out,
             progress=False,
+            engine="virtual",
         )
         story = tell(out, 24)
         check_trace(story)
@@ -284,6 +285,7 @@ def test_a_run_whose_learners_are_all_lost_fails_in_a_sentence_and_replays(
             faults="random:seed=2,die=0.3,rejoin=0",
             out=tmp_path / "out",
             progress=False,
+            engine="virtual",
         )
     assert "\n" not in str(caught.value)
     replayed = gp.replay(tmp_path / "out", progress=False)

@@ -20,7 +20,9 @@ Rows: TypeAlias = "list[dict[str, Any]]"
 
 def _train(out: Path, protocol: str, **settings: Any) -> gp.Run:
     chosen = {"learners": 3, "epochs": 2, "delay": "exponential:mean=1.0", **settings}
-    return gp.train(reference(), protocol=protocol, out=out, progress=False, **chosen)
+    return gp.train(
+        reference(), protocol=protocol, out=out, progress=False, **chosen, engine="virtual"
+    )
 
 
 def _rows(run: Path) -> Rows:
@@ -302,7 +304,7 @@ def test_a_task_given_as_an_object_is_asked_for_again(tmp_path: Path) -> None:
     from gruppetto.testing import conformance_task
 
     task = conformance_task()
-    gp.train(task, learners=2, out=tmp_path / "out", progress=False)
+    gp.train(task, learners=2, out=tmp_path / "out", progress=False, engine="virtual")
     with pytest.raises(RunFolderError, match=r"give it again: task=\.\.\."):
         gp.replay(tmp_path / "out", progress=False)
     assert gp.replay(tmp_path / "out", task=task, progress=False)["matches"]

@@ -59,7 +59,7 @@ def train(out: Path, **settings: Any) -> Run:
         "progress": False,
         **settings,
     }
-    return gp.train(reference(), out=out, **chosen)
+    return gp.train(reference(), out=out, **chosen, engine="virtual")
 
 
 def numbers(run: Run) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def wait(row):
         print("here", flush=True)
         sys.stdin.readline()
 
-run = gp.train({task!r}, protocol="k-async:k=2", learners=3, epochs=3, out={out!r},
+run = gp.train({task!r}, engine="virtual", protocol="k-async:k=2", learners=3, epochs=3, out={out!r},
                delay="exponential:mean=1.0", optimizer="sgd:lr=0.05,momentum=0.9",
                progress=False, on_event=wait)
 print(json.dumps(run.result))

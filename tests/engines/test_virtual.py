@@ -91,7 +91,7 @@ class NullRun:
 
 def _train(out: Path, **settings: Any) -> gp.Run:
     chosen = {"learners": 3, "delay": "exponential:mean=1.0", "progress": False, **settings}
-    return gp.train(reference(), out=out, **chosen)
+    return gp.train(reference(), out=out, **chosen, engine="virtual")
 
 
 @pytest.mark.parametrize("protocol", CELLS)

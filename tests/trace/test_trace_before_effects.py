@@ -32,7 +32,15 @@ def test_what_cannot_be_written_is_not_carried_out(
     monkeypatch.setattr(Server, "apply", counted)
 
     def train(out: Path) -> None:
-        gp.train(reference(), protocol=protocol, learners=3, epochs=1, out=out, progress=False)
+        gp.train(
+            reference(),
+            protocol=protocol,
+            learners=3,
+            epochs=1,
+            out=out,
+            progress=False,
+            engine="virtual",
+        )
 
     train(tmp_path / "whole")
     events, fires = 0, []
@@ -68,7 +76,15 @@ def test_a_killed_run_keeps_the_derived_rows_of_what_its_checkpoint_holds(
 
     def train(out: Path) -> None:
         settings: dict[str, Any] = {"evaluate": "off", "delay": "exponential:mean=1.0"}
-        gp.train(reference(), learners=3, protocol="async", out=out, progress=False, **settings)
+        gp.train(
+            reference(),
+            learners=3,
+            protocol="async",
+            out=out,
+            progress=False,
+            **settings,
+            engine="virtual",
+        )
 
     train(tmp_path / "whole")
     expected = read_trace(tmp_path / "whole" / "trace")

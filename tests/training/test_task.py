@@ -254,7 +254,7 @@ def test_train_refuses_a_run_without_end(tmp_path: Path) -> None:
 
 def test_train_refuses_what_is_no_task(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="expected a Task or its name, got Sequential"):
-        gp.train(mlp(), out=tmp_path / "run", batch_size=5, epochs=1)  # type: ignore[arg-type]
+        gp.train(mlp(), out=tmp_path / "run", batch_size=5, epochs=1, engine="virtual")  # type: ignore[arg-type]
 
 
 def test_a_mistake_in_the_loss_ends_the_run_with_its_sentence(tmp_path: Path) -> None:

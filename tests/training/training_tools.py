@@ -143,4 +143,4 @@ def train(task: Task, folder: Path, rows: list[UpdateRow] | None = None, **given
             rows.append(row)
 
     given.setdefault("evaluate", "off")
-    return gp.train(task, out=folder, progress=False, on_event=keep, **given)
+    return gp.train(task, out=folder, progress=False, on_event=keep, **given, engine="virtual")

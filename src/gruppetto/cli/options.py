@@ -12,7 +12,7 @@ import click
 
 from gruppetto.errors import InvalidSetting
 
-__all__ = ["OPTIONS", "as_json", "out", "quiet", "run_options", "split_delays"]
+__all__ = ["OPTIONS", "as_json", "out", "quiet", "run_options", "split_delays", "tensorboard"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,21 +36,53 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "--protocol", str, "Who waits for whom; see `gruppetto protocols`.  [hardsync]", "NAME:K=V"
     ),
+    Option(
+        "--warmup",
+        str,
+        "How to begin, like hardsync:epochs=1; see `gruppetto warmups`.  [with the protocol]",
+        "NAME:K=V",
+    ),
     Option("--learners", int, "How many compute gradients.  [4]"),
     Option("--batch-size", int, "Samples of one mini-batch, per learner.  [the task's]"),
+    Option(
+        "--scale-batch",
+        str,
+        "Instead of a batch size, a rule for it, like product:total=128; see "
+        "`gruppetto scalings`.  [none]",
+        "NAME:K=V",
+    ),
     Option("--epochs", float, "Passes over the data.  [the task's, unless updates or max-time]"),
     Option("--updates", int, "Stop after so many updates."),
     Option("--max-time", float, "Stop after so many seconds of run time."),
     Option("--target", str, "Stop when an evaluation reaches it, like accuracy=0.95.", "METRIC=X"),
-    Option("--engine", click.Choice(["virtual"]), "Where learners run.  [virtual]"),
+    Option(
+        "--engine",
+        click.Choice(["local", "virtual"]),
+        "Real processes on this machine, or virtual time in one process.  [local]",
+    ),
+    Option(
+        "--model",
+        str,
+        "Another model: a name of `gruppetto models` for mnist and cifar10, or FILE.py:NAME.  "
+        "[the task's]",
+        "MODEL",
+    ),
+    Option("--data", click.Path(path_type=Path), "Folder of the data, for mnist and cifar10."),
     Option(
         "--delay",
         str,
-        "How long a mini-batch takes, in seconds; I=LAW for learner I alone; see "
-        "`gruppetto delays`.  [constant:value=1]",
+        "How long a mini-batch takes, in seconds (with real processes: sleeps besides); I=LAW for "
+        "learner I alone; see `gruppetto delays`.  [none; constant:value=1 in virtual time]",
         "[I=]LAW:K=V",
     ),
     Option("--optimizer", str, "Like sgd:lr=0.1,momentum=0.9.  [the task's]", "NAME:K=V"),
+    Option(
+        "--scale-lr",
+        str,
+        "A rule that multiplies the optimizer's rate, like sqrt-batch:batch=32; see "
+        "`gruppetto scalings`.  [none]",
+        "NAME:K=V",
+    ),
     Option(
         "--modulation",
         str,
@@ -67,7 +99,17 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("--max-attempts", int, "Give a mini-batch up after so many failures.  [3]"),
     Option("--max-given-up", int, "Fail when more mini-batches are given up.  [0]"),
     Option("--faults", str, "Make things go wrong, like random:die=0.01,seed=1.", "random:K=V"),
-    Option("--evaluate", click.Choice(["live", "off"]), "Evaluate on test data.  [live]"),
+    Option(
+        "--max-restarts",
+        int,
+        "Replace so many learners that die, in the whole run; not in virtual time.  [3]",
+    ),
+    Option(
+        "--evaluate",
+        click.Choice(["live", "deferred", "off"]),
+        "Evaluate on test data while the run goes on, after its clock has stopped, or not at all."
+        "  [live; compare: deferred]",
+    ),
     Option("--evaluate-every", float, "Epochs between evaluations.  [1]"),
     Option(
         "--recalibrate-bn",
@@ -121,6 +163,13 @@ def split_delays(texts: Sequence[str]) -> tuple[list[str], dict[int, str]]:
         else:
             own[int(match[1])] = match[2]
     return common, own
+
+
+def tensorboard(function: F) -> F:
+    """--tensorboard"""
+    return click.option(
+        "--tensorboard", is_flag=True, help="Also log to RUN/tensorboard; needs that package."
+    )(function)
 
 
 def as_json(function: F) -> F:

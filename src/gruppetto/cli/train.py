@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gruppetto.cli.options import as_json, out, quiet, run_options, split_delays
+from gruppetto.cli.options import as_json, out, quiet, run_options, split_delays, tensorboard
 from gruppetto.cli.output import finish
 from gruppetto.errors import InvalidSetting, RunFolderError
 
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: gruppetto train digits --protocol k-batch-async:k=2 --delay exponential:mean=1"
+    epilog="Example: gruppetto train digits --protocol k-batch-async:k=2 "
+    "--delay exponential:mean=0.01"
 )
 @click.argument("task")
 @run_options(multiple=False)
 @out("Folder of the run.  [a new one under runs/]")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, if it holds one.")
+@tensorboard
 @quiet
 @as_json
 def train(
     task: str, out: Path | None, resume: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Train TASK: digits, least-squares[:n=,d=], or path/to/file.py[:name]."""
-    from gruppetto.runs.train import plan_run, start_run
+    """Train TASK: digits, mnist, cifar10, least-squares[:n=,d=], or path/to/file.py[:name]."""
+    from gruppetto.runs.start import start_run
+    from gruppetto.runs.train import plan_run
 
-    given = {key: value for key, value in options.items() if value not in (None, ())}
+    given = {k: v for k, v in options.items() if v is not None and v is not False and v != ()}
     common, own = split_delays(given.pop("delay", ()))
     if len(common) > 1:
         raise InvalidSetting(
@@ -69,7 +72,7 @@ def resume(run: Path, quiet: bool, as_json: bool, **limits: Any) -> None:
 
 
 def _resume(run: Path, quiet: bool, as_json: bool, given: dict[str, Any]) -> None:
-    from gruppetto.runs.train import resume as resume_run
+    from gruppetto.runs.start import resume as resume_run
 
     limits = {key: given.get(key) for key in ("updates", "max_time", "target")}
     ended = resume_run(run, progress=False if quiet else None, **limits)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol, final
 
 from gruppetto.protocols.messages import Command, Event, Finish, StopRequested
+from gruppetto.trace import WorkRow
 
 __all__ = ["Engine", "Journal", "Program"]
 
@@ -47,6 +48,9 @@ class Engine(ABC):
         self._stop_reason: str | None = None
         #: lease -> traceback of a failed computation, until the journal has taken it.
         self.tracebacks: dict[int, str] = {}
+        #: Where the time of answered leases went, until the journal has taken it; engines with
+        #: real processes only.
+        self.work: list[WorkRow] = []
 
     @abstractmethod
     def start(self) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from gruppetto.errors import InvalidSetting, RunFailed
 from gruppetto.runs.folder import new_folder
-from gruppetto.runs.parts import build_parts, prepared_torch
+from gruppetto.runs.parts import Ingredients, build_parts, prepared_torch
 from gruppetto.runs.settings import Settings, Target
-from gruppetto.runs.train import plan_run, start_run
+from gruppetto.runs.start import start_run
+from gruppetto.runs.train import plan_run
 from gruppetto.training.task import Task
-from gruppetto.training.tasks import load_task
 
 __all__ = ["Comparison", "compare", "grid"]
 
@@ -73,15 +73,16 @@ def compare(
     """
     if not runs:
         raise InvalidSetting("compare: expected at least one run, got none")
-    loaded = load_task(task) if isinstance(task, str) else task
-    plans = [
-        plan_run(
-            task,
-            loaded=loaded,
-            **{"protocol": "hardsync", "learners": 4, "delays": {}, **common, **run},
-        )
-        for run in runs
-    ]
+    plans: list[tuple[Settings, Ingredients]] = []
+    loaded: dict[tuple[object, object], Task] = {}
+    for wanted in runs:
+        values = {"protocol": "hardsync", "learners": 4, "delays": {}, **common, **wanted}
+        # Nothing takes cores from the learners of a comparison while its clock runs.
+        if values.get("evaluate") is None and values.get("engine") != "virtual":
+            values["evaluate"] = "deferred"
+        key = values.get("model"), values.get("data")
+        plans.append(plan_run(task, loaded=loaded.get(key), **values))
+        loaded[key] = plans[-1][1].task
     for number, (settings, ingredients) in enumerate(plans):
         with prepared_torch(settings):
             server = build_parts(settings, ingredients).server

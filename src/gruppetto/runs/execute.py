@@ -1,10 +1,10 @@
-"""Runs an engine to its end and sums it up: what fresh and resumed runs share."""
+"""Runs an engine to its end and sums it up: what all engines, fresh and resumed runs share."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -13,16 +13,25 @@ from typing import Any
 from torch import nn
 
 from gruppetto.engines.base import Engine
-from gruppetto.engines.virtual import LEARNERS_LOST, VirtualEngine
+from gruppetto.engines.virtual import LEARNERS_LOST
 from gruppetto.errors import Diverged, LearnersLost, RunFailed, TooManyGivenUp
 from gruppetto.protocols import Coordinator
+from gruppetto.runs.expected import expected_update_time
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import Journal, Tally
 from gruppetto.runs.parts import Parts
 from gruppetto.trace import EvaluationRow, FailureRow, read_trace
 from gruppetto.training.server import Server
 
-__all__ = ["INTERRUPTED", "Run", "execute", "failure_of", "summarise"]
+__all__ = [
+    "INTERRUPTED",
+    "Run",
+    "conclude",
+    "failure_of",
+    "history_of",
+    "stopping_on_signals",
+    "summarise",
+]
 
 INTERRUPTED = "interrupted"
 
@@ -46,14 +55,16 @@ class Run:
     staleness: dict[int, int] = field(repr=False)
 
 
-def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFolder) -> Run:
+def conclude(parts: Parts, engine: Engine, journal: Journal, folder: RunFolder) -> dict[str, Any]:
     """Run, evaluate, and write the last row.
+
+    Returns:
+        The summary, as ``gruppetto train --json`` prints it.
 
     Raises:
         RunFailed: the run ended without its goal; its folder holds what there is.
     """
-    with _stopping_on_signals(engine):
-        reason = engine.run(parts.coordinator, journal)
+    reason = engine.run(parts.coordinator, journal)
     metrics = journal.evaluations[-1].metrics if journal.evaluations else {}
     result = summarise(parts, journal.tally, metrics, folder)
     result.update(
@@ -62,18 +73,20 @@ def execute(parts: Parts, engine: VirtualEngine, journal: Journal, folder: RunFo
         target_reached_at=journal.target_reached_at,
         wall_time=journal.wall_time,
     )
+    if parts.settings.engine != "virtual":
+        result["evaluation_time"] = journal.evaluation_time
+        result["expected_update_time"] = expected_update_time(parts, result)
     journal.end(result)
     error = failure_of(reason, parts, folder)
     if error is not None:
         error.result = result
         raise error
-    return Run(
-        folder=folder,
-        result=result,
-        model=parts.server.release_model(),
-        history=[_history_row(row) for row in journal.evaluations],
-        staleness=dict(sorted(parts.coordinator.staleness.histogram.items())),
-    )
+    return result
+
+
+def history_of(evaluations: Iterable[EvaluationRow]) -> list[dict[str, float | None]]:
+    """One dict per evaluation, as :attr:`Run.history` shows them."""
+    return [_history_row(row) for row in evaluations]
 
 
 def summarise(
@@ -104,6 +117,9 @@ def summarise(
         "samples": coordinator.num_samples_applied,
         "epochs": coordinator.num_samples_applied / per_epoch,
         "time": tally.time,
+        "mean_update_time": tally.time / coordinator.version if coordinator.version else None,
+        "expected_update_time": None,
+        "evaluation_time": None,
         "wall_time": None,
         "stopped_by": coordinator.finished,
         "train_loss": None,
@@ -172,7 +188,7 @@ def _history_row(row: EvaluationRow) -> dict[str, float | None]:
 
 
 @contextmanager
-def _stopping_on_signals(engine: Engine) -> Iterator[None]:
+def stopping_on_signals(request_stop: Callable[[str], object]) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM ends the run cleanly; the second is an ordinary interrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -184,7 +200,7 @@ def _stopping_on_signals(engine: Engine) -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        engine.request_stop(INTERRUPTED)
+        request_stop(INTERRUPTED)
         restore()
 
     for number in (signal.SIGINT, signal.SIGTERM):

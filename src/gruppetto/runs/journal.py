@@ -6,13 +6,13 @@ its failure, its evaluation. Only events are the truth; everything else is deriv
 
 from __future__ import annotations
 
-import math
 import time as clock
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 import msgspec
-import torch
+from torch import Tensor
 
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunFailed, TaskError
@@ -30,10 +30,10 @@ from gruppetto.protocols.messages import (
     LearnerLost,
     StopRequested,
 )
+from gruppetto.runs.evaluation import Due, Evaluation, Metrics
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts
 from gruppetto.runs.progress import Progress
-from gruppetto.runs.versions import pack_versions
 from gruppetto.trace import (
     EndRow,
     EvaluationRow,
@@ -46,11 +46,16 @@ from gruppetto.trace import (
     encode_message,
 )
 
-__all__ = ["TARGET", "UPDATES", "Journal", "Tally", "evaluate_now", "finite_or_none"]
+__all__ = ["TARGET", "UPDATES", "Journal", "Listener", "Tally"]
 
 TARGET = "target"
 UPDATES = "updates"
 _ENDED_ITSELF = (EPOCHS, DIVERGED, GIVEN_UP)
+
+#: Called with every row after it is written; True asks for a stop.
+Listener: TypeAlias = Callable[[Row], object]
+#: What a checkpoint holds of an engine: tensors, and JSON values.
+EngineState: TypeAlias = Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
 class Tally:
@@ -106,8 +111,9 @@ class Journal:
         folder: where checkpoints go.
         writer: of the trace.
         progress: shown while the run goes on.
-        on_event: called with every row after it is written; True asks for a stop.
-        versions: the weights of every version in use, for checkpoints.
+        on_event: told every row.
+        evaluation: where and when versions are evaluated.
+        engine_state: of the engine, for checkpoints.
     """
 
     def __init__(
@@ -117,8 +123,9 @@ class Journal:
         folder: RunFolder,
         writer: TraceWriter,
         progress: Progress,
-        on_event: Callable[[Row], object] | None,
-        versions: Callable[[], dict[int, Any]],
+        on_event: Listener | None,
+        evaluation: Evaluation,
+        engine_state: EngineState,
     ) -> None:
         self._parts = parts
         self._settings = parts.settings
@@ -127,13 +134,16 @@ class Journal:
         self._writer = writer
         self._progress = progress
         self._on_event = on_event
-        self._versions = versions
+        self._evaluation = evaluation
+        evaluation.done = self._evaluated
+        self._engine_state = engine_state
         self.tally = Tally(parts.coordinator)
         self.evaluations: list[EvaluationRow] = []
         self.target_reached_at: float | None = None
         self.train_loss: float | None = None
         self._loss_sum = 0.0
         self._loss_samples = 0
+        self._last_submitted = -1
         self._published_at = 0.0
         self._started = clock.perf_counter()
         self._wall_before = 0.0
@@ -144,6 +154,11 @@ class Journal:
     def wall_time(self) -> float:
         """Seconds of this machine's clock, those of an interrupted run's first part included."""
         return self._wall_before + clock.perf_counter() - self._started
+
+    @property
+    def evaluation_time(self) -> float:
+        """Seconds that evaluations took."""
+        return self._evaluation.seconds
 
     def record(self, event: Event, commands: Sequence[Command], time: float) -> None:
         """Write the event row; before a stop, a checkpoint that a resumed run continues from."""
@@ -167,6 +182,7 @@ class Journal:
         """Write what followed; evaluate, save and look at limits where it is time to."""
         if isinstance(event, GradientFailed):
             self._write_failure(event)
+        self._write_work()
         ends_epoch = False
         for command in commands:
             if isinstance(command, ApplyUpdate):
@@ -228,37 +244,50 @@ class Journal:
             self._engine.request_stop(UPDATES)
 
     def _after_finish(self, reason: str) -> None:
-        if reason != DIVERGED and self._parts.coordinator.version > 0:
-            last = self.evaluations[-1].version if self.evaluations else -1
-            if last != self._parts.coordinator.version:
-                self._evaluate()
+        version = self._parts.coordinator.version
+        if reason != DIVERGED and version > 0 and version != self._last_submitted:
+            self._evaluate()
+        # Before evaluations that may take long: what has been trained is safe.
         if reason in _ENDED_ITSELF:
             self._save_checkpoint()
+        self._guarded(self._evaluation.finish)
 
     def _evaluate(self) -> None:
         if self._loss_samples:
             self.train_loss = self._loss_sum / self._loss_samples
             self._loss_sum, self._loss_samples = 0.0, 0
-        task = self._parts.server.task
-        if self._settings.evaluate == "off" or (task.test is None and task.evaluate is None):
-            return
-        version = self._parts.coordinator.version
+        self._submit(
+            Due(
+                version=self._parts.coordinator.version,
+                time=self._published_at,
+                samples=self._samples,
+                epoch=self._epoch,
+                train_loss=self.train_loss,
+            )
+        )
+
+    def _submit(self, due: Due) -> None:
+        self._last_submitted = due.version
+        self._guarded(lambda: self._evaluation.submit(due))
+
+    def take_evaluation(self, collect: Callable[[], None]) -> None:
+        """Let an evaluation that goes on elsewhere give its result."""
+        self._guarded(collect)
+
+    def _guarded(self, evaluate: Callable[[], None]) -> None:
         try:
-            metrics = finite_or_none(evaluate_now(self._parts))
+            evaluate()
         except TaskError as error:  # the task is at fault, but the run has begun: not bad usage
             folder = self._folder.path
+            waiting = self._evaluation.waiting()
+            version = waiting[0].version if waiting else self._last_submitted
             raise RunFailed(
                 f"version {version} cannot be evaluated: {error}; the run is in {folder}",
                 {"run": str(folder), "stopped_by": RunFailed.stopped_by},
             ) from error
-        row = EvaluationRow(
-            version=version,
-            time=self._published_at,
-            samples=self._samples,
-            epoch=self._epoch,
-            train_loss=self.train_loss,
-            metrics=metrics,
-        )
+
+    def _evaluated(self, due: Due, metrics: Metrics) -> None:
+        row = EvaluationRow(**asdict(due), metrics=metrics)
         self.evaluations.append(row)
         self._write(row)
         self._progress.show(row.metrics)
@@ -267,6 +296,11 @@ class Journal:
             if self.target_reached_at is None:
                 self.target_reached_at = row.time
             self._engine.request_stop(TARGET)
+
+    def _write_work(self) -> None:
+        for row in self._engine.work:
+            self._write(row, is_urgent=False)
+        self._engine.work.clear()
 
     def _write_failure(self, event: GradientFailed) -> None:
         text = self._engine.tracebacks.pop(event.lease, "")
@@ -290,15 +324,17 @@ class Journal:
         # What the checkpoint holds, the trace must tell of.
         self._writer.flush()
         tensors, plain = self._parts.server.state()
-        versions = self._versions()
-        tensors.update(pack_versions(versions))
+        more, engine = self._engine_state()
+        newest = self._parts.coordinator.version
+        due = [d for d in self._evaluation.waiting() if d.version == newest]
         self._folder.save_checkpoint(
             self.tally.num_events - 1,
-            tensors,
+            {**tensors, **more},
             {
                 "server": plain,
-                "versions": list(versions),
-                "newest": self._parts.coordinator.version,
+                **engine,
+                "newest": newest,
+                "evaluation_due": asdict(due[0]) if due else None,
                 "loss_sum": self._loss_sum,
                 "loss_samples": self._loss_samples,
                 "wall_time": self.wall_time,
@@ -324,6 +360,9 @@ class Journal:
         self._wall_before = saved["wall_time"]
         version = self._parts.coordinator.version
         self._progress.advance(self._samples, version, self._published_at)
+        self._last_submitted = evaluations[-1].version if evaluations else -1
+        if saved["evaluation_due"] is not None:
+            self._submit(Due(**saved["evaluation_due"]))
         if self._settings.updates is not None and version >= self._settings.updates:
             self._engine.request_stop(UPDATES)
         target = self._parts.target
@@ -336,18 +375,3 @@ class Journal:
     def end(self, result: dict[str, Any]) -> None:
         """Write the last row."""
         self._write(EndRow(self.tally.num_events, result, self.tally.commands.hexdigest()))
-
-
-def finite_or_none(metrics: dict[str, float]) -> dict[str, float | None]:
-    """JSON knows no infinity and no not-a-number."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def evaluate_now(parts: Parts) -> dict[str, float]:
-    """The task's metrics at the server's current weights, as every evaluation of a run does it."""
-    settings = parts.settings
-    device = torch.device(settings.device)
-    recalibration = [
-        parts.mini_batches.fetch(number, device)[0] for number in range(settings.recalibrate_bn)
-    ]
-    return parts.server.evaluate(parts.coordinator.version, settings.seed, recalibration)

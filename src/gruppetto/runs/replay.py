@@ -20,12 +20,13 @@ from gruppetto.protocols.messages import (
     Command,
     Event,
 )
+from gruppetto.runs.evaluation import evaluate_version, finite_or_none
 from gruppetto.runs.execute import summarise
 from gruppetto.runs.folder import RunFolder, versions_here
-from gruppetto.runs.journal import Tally, evaluate_now, finite_or_none
+from gruppetto.runs.journal import Tally
 from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.progress import Progress
-from gruppetto.runs.train import recall
+from gruppetto.runs.start import recall
 from gruppetto.trace import EventRow, Trace, encode_message, read_trace
 from gruppetto.training.optimizers import OptimizerFactory, Schedule
 from gruppetto.training.task import Task
@@ -34,6 +35,15 @@ __all__ = ["COMPARED", "replay"]
 
 #: What has to be equal, all of it recomputed.
 COMPARED = ("weights_sha256", "state_sha256", "events_sha256", "commands_sha256")
+#: What a replay cannot tell, because it is about clocks.
+_RECORDED = (
+    "train_loss",
+    "target_reached_at",
+    "wall_time",
+    "mean_update_time",
+    "expected_update_time",
+    "evaluation_time",
+)
 
 
 class _ReplayJournal:
@@ -113,9 +123,9 @@ def replay(
         metrics: dict[str, float | None] = {}
         version = parts.coordinator.version
         if trace.evaluations and trace.evaluations[-1].version == version and error is None:
-            metrics = finite_or_none(evaluate_now(parts))
+            metrics = finite_or_none(evaluate_version(parts, version))
         result = summarise(parts, tally, metrics, folder)
-    for key in ("train_loss", "target_reached_at", "wall_time"):
+    for key in _RECORDED:
         result[key] = recorded[key]
     reasons = [error, None if engine is None else engine.first_difference]
     different = [key for key in COMPARED if result[key] != recorded[key]]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gruppetto.errors import InvalidSetting
 from gruppetto.spec import suggest
+from gruppetto.staleness import RATE_SCALINGS
 from gruppetto.trace.metrics import is_lower_better, parse_target
 
 __all__ = ["Settings", "Target", "read_settings"]
@@ -56,17 +57,26 @@ class Settings(BaseModel):
     task: str
     #: Whether ``task`` can be loaded again from its text.
     task_is_reference: bool = True
-    engine: Literal["virtual"] = "virtual"
+    #: A model other than the task's: a registered name or ``file.py:name``.
+    model: str | None = None
+    #: Folder of the data, for tasks that read one.
+    data: str | None = None
+    engine: Literal["local", "virtual"] = "local"
     protocol: str = "hardsync"
+    #: What comes before the protocol.
+    warmup: str | None = None
     learners: int = Field(4, ge=1)
+    #: Samples of one mini-batch, per learner; what ``scale_batch`` gave where there is one.
     batch_size: int = Field(ge=1)
+    scale_batch: str | None = None
     #: None for a run that something else ends.
     epochs: Positive | None = None
     updates: int | None = Field(None, ge=1)
     #: Seconds of run time.
     max_time: Positive | None = None
     target: str | None = None
-    #: The law of all learners without their own; None for constant:value=1.
+    #: The law of all learners without their own; None for constant:value=1 in virtual time, and
+    #: for no delay but what computing takes with real processes.
     delay: str | None = None
     #: learner -> its own law.
     delays: dict[int, str] = Field(default_factory=dict)
@@ -74,6 +84,8 @@ class Settings(BaseModel):
     optimizer: str | None = None
     #: A schedule was given, always as an object.
     has_schedule: bool = False
+    #: The rule behind :attr:`rate_scale`.
+    scale_lr: str | None = None
     modulation: str = "none"
     #: Nobody chose it: it is what the protocol gets unless told otherwise.
     modulation_is_default: bool = False
@@ -82,11 +94,15 @@ class Settings(BaseModel):
     max_attempts: int = Field(3, ge=1)
     max_given_up: int = Field(0, ge=0)
     faults: str | None = None
-    evaluate: Literal["live", "off"] = "live"
+    evaluate: Literal["live", "deferred", "off"] = "live"
     #: Epochs between evaluations.
     evaluate_every: Positive = 1.0
     #: Mini-batches from which BatchNorm's averages are made anew for each evaluation; 0: never.
     recalibrate_bn: int = Field(0, ge=0)
+    #: Lost learners that are replaced, in the whole run; real processes only.
+    max_restarts: int = Field(3, ge=0)
+    #: Also write the run down for TensorBoard.
+    tensorboard: bool = False
     seed: int = Field(0, ge=0)
     threads: int = Field(1, ge=1)
     device: str = "cpu"
@@ -97,11 +113,30 @@ class Settings(BaseModel):
     def _has_an_end(self) -> Settings:
         if self.target is not None:
             Target(self.target)
-            if self.evaluate == "off":
-                raise InvalidSetting("target needs evaluation; leave evaluate at live")
+            if self.evaluate != "live":
+                raise InvalidSetting(
+                    "target needs evaluation while the run goes on: expected evaluate live, got "
+                    f"{self.evaluate}"
+                )
+        if self.faults is not None and self.engine != "virtual":
+            raise InvalidSetting(
+                "faults are for virtual time, where they can be repeated: expected engine virtual, "
+                f"got {self.engine}"
+            )
         if self.epochs is None and self.updates is None and self.max_time is None:
             raise InvalidSetting("a run needs an end: give epochs, updates or max_time")
         return self
+
+    @property
+    def rate_scale(self) -> float:
+        """What every learning rate of the optimizer is multiplied by; 1.0 without ``scale_lr``.
+
+        Raises:
+            InvalidSetting: the rule cannot be read.
+        """
+        if self.scale_lr is None:
+            return 1.0
+        return RATE_SCALINGS.parse(self.scale_lr).factor(self.batch_size, self.learners)
 
 
 M = TypeVar("M", bound=BaseModel)

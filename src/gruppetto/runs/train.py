@@ -1,9 +1,8 @@
-"""``gp.train`` and ``gp.resume``: configuration -> engine -> trace."""
+"""``gp.train``: what a caller gives -> settings and objects -> a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,21 @@ from torch import Tensor
 
 from gruppetto.delays import DELAYS, Delay
 from gruppetto.engines.faults import FAULT_PLANS
-from gruppetto.engines.virtual import VirtualEngine
-from gruppetto.errors import InvalidSetting, RunFolderError, TaskError
-from gruppetto.protocols import PROTOCOLS, Protocol
-from gruppetto.protocols.messages import Command, Event
-from gruppetto.runs.execute import Run, execute
-from gruppetto.runs.folder import RunFolder, new_folder
-from gruppetto.runs.journal import Journal
-from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
-from gruppetto.runs.progress import Progress, announce
+from gruppetto.errors import InvalidSetting, TaskError
+from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol
+from gruppetto.runs.execute import Run
+from gruppetto.runs.parts import Ingredients
 from gruppetto.runs.settings import Settings, read_settings
-from gruppetto.runs.versions import unpack_versions
+from gruppetto.runs.start import start_run
 from gruppetto.spec import Registry
-from gruppetto.staleness import MODULATIONS, Modulation
-from gruppetto.trace import EvaluationRow, Row, TraceWriter, read_trace
+from gruppetto.staleness import BATCH_SCALINGS, MODULATIONS, RATE_SCALINGS, Modulation
+from gruppetto.trace import Row
 from gruppetto.training.clipping import CLIPS
-from gruppetto.training.learner import Weights
 from gruppetto.training.optimizers import OptimizerFactory, OptimizerSpec, Schedule, parse_optimizer
 from gruppetto.training.task import Task
-from gruppetto.training.tasks import load_task, resolve_task
+from gruppetto.training.tasks import load_task, resolve_data, resolve_model, resolve_task
 
-__all__ = ["SAFE_MODULATION", "plan_run", "recall", "resume", "start_run", "train"]
+__all__ = ["SAFE_MODULATION", "plan_run", "train"]
 
 #: What asynchronous protocols get unless told otherwise: plain stale gradients at a synchronous
 #: rate are the most common way for asynchronous training to fail.
@@ -63,7 +56,8 @@ def train(
         task: a :class:`Task`, a built-in task's name, or ``path/to/file.py[:name]``.
         protocol: who waits for whom: ``"k-batch-async:k=4"`` or ``KBatchAsync(k=4)``.
         learners: P.
-        batch_size: samples of one mini-batch, per learner. Default: the task's.
+        batch_size: samples of one mini-batch, per learner. Default: the task's, unless
+            ``scale_batch`` is given.
         epochs: passes over the data. Default: the task's, unless ``updates`` or ``max_time`` is
             given.
         optimizer: ``"sgd:lr=0.1"``, ``gp.optimizer(torch.optim.SGD, lr=0.1)``, or a function of
@@ -79,7 +73,8 @@ def train(
         progress: show a bar on standard error. Default: when that is a terminal. False also
             keeps back the line that says what runs.
         **settings: ``updates``, ``max_time``, ``target``, ``clip``, ``on_late``,
-            ``max_attempts``, ``max_given_up``, ``faults``, ``evaluate``, ``evaluate_every``,
+            ``max_attempts``, ``max_given_up``, ``warmup``, ``scale_lr``, ``scale_batch``,
+            ``faults``, ``evaluate``, ``evaluate_every``,
             ``recalibrate_bn``, ``seed``, ``threads``, ``device``, ``memory``; see
             :class:`Settings`.
 
@@ -122,11 +117,15 @@ def plan_run(
     Raises:
         UsageError: a value cannot be used.
     """
+    values = {key: value for key, value in given.items() if value is not None}
+    if "model" in values:
+        values["model"] = resolve_model(values["model"])
+    if "data" in values:
+        values["data"] = resolve_data(values["data"])
     if loaded is None:
-        loaded = load_task(task) if isinstance(task, str) else task
+        loaded = _find_task(task, values)
     if not isinstance(loaded, Task):
         raise TaskError(f"task: expected a Task or its name, got {type(loaded).__name__}")
-    values = {key: value for key, value in given.items() if value is not None}
     values["task"] = resolve_task(task) if isinstance(task, str) else loaded.name
     values["task_is_reference"] = isinstance(task, str)
     values["protocol"] = PROTOCOLS.format(PROTOCOLS.parse(given["protocol"]))
@@ -136,6 +135,9 @@ def plan_run(
         values["modulation_is_default"] = True
     registries: list[tuple[str, Registry[Any]]] = [
         ("modulation", MODULATIONS),
+        ("warmup", WARMUPS),
+        ("scale_lr", RATE_SCALINGS),
+        ("scale_batch", BATCH_SCALINGS),
         ("delay", DELAYS),
         ("clip", CLIPS),
         ("faults", FAULT_PLANS),
@@ -149,7 +151,9 @@ def plan_run(
     factory = _optimizer(values.pop("optimizer", None), loaded)
     values["optimizer"] = _nameable(factory)
     values["has_schedule"] = schedule is not None
-    if "batch_size" not in values:
+    if "scale_batch" in values:
+        values["batch_size"] = _scaled_batch_size(values)
+    elif "batch_size" not in values:
         if loaded.batch_size is None:
             raise InvalidSetting("a batch size is required for this task, like 32")
         values["batch_size"] = loaded.batch_size
@@ -161,146 +165,21 @@ def plan_run(
     return wanted, Ingredients(loaded, factory, schedule, _initial(initial))
 
 
-def start_run(
-    settings: Settings,
-    ingredients: Ingredients,
-    *,
-    out: str | Path | None = None,
-    label: str | None = None,
-    progress: bool | None = None,
-    on_event: Callable[[Row], object] | None = None,
-) -> Run:
-    """Check everything, say what runs, make the folder, and run."""
-    path = new_folder(out, f"{ingredients.task.name}-{settings.protocol}")
-    with prepared_torch(settings):
-        parts = build_parts(settings, ingredients)
-        folder = RunFolder.create(path, settings, parts.server.arithmetic())
-        if progress is not False:
-            announce(settings)
-        if ingredients.initial is not None:
-            folder.save_initial(ingredients.initial)
-        return _run(parts, folder, TraceWriter(folder.trace), None, label, progress, on_event)
-
-
-def resume(
-    run: str | Path,
-    *,
-    task: Task | None = None,
-    optimizer: OptimizerFactory | None = None,
-    schedule: Schedule | None = None,
-    progress: bool | None = None,
-    on_event: Callable[[Row], object] | None = None,
-    **limits: Any,
-) -> Run:
-    """Continue a run from its newest checkpoint; the bits are those of a run never interrupted.
-
-    Args:
-        run: its folder.
-        task, optimizer, schedule: as given to the run, where they were objects.
-        progress, on_event: see :func:`train`.
-        **limits: ``updates``, ``max_time`` or ``target``, instead of the ones it stopped at.
+def _find_task(task: Task | str, values: Mapping[str, Any]) -> Task:
+    """The task itself; ``model`` and ``data`` among the values go into loading it.
 
     Raises:
-        RunFolderError: no run there, no checkpoint, or the run is complete.
+        TaskError: it cannot be loaded, or takes no model or data.
     """
-    folder = RunFolder.open(run)
-    changed = {key: value for key, value in limits.items() if value is not None}
-    settings = read_settings(Settings, {**folder.settings().model_dump(), **changed})
-    row, tensors, plain = folder.load_checkpoint()
-    with prepared_torch(settings):
-        parts = build_parts(settings, recall(folder, settings, task, optimizer, schedule))
-        trace = read_trace(folder.trace, up_to=row)
-        events = [(r.time, r.decode()) for r in trace.events]
-        history = [(time, event, parts.coordinator.handle(event)) for time, event in events]
-        if parts.coordinator.finished is not None:
-            raise RunFolderError(f"{run} is complete ({parts.coordinator.finished})")
-        parts.server.load(tensors, plain["server"])
-        versions = unpack_versions(plain["versions"], tensors, torch.device(settings.device))
-        saved = _Saved(plain, versions, history, trace.evaluations)
-        writer = TraceWriter(folder.trace, continues_after=row)
-        return _run(parts, folder, writer, saved, None, progress, on_event)
-
-
-def recall(
-    folder: RunFolder,
-    settings: Settings,
-    task: Task | None,
-    optimizer: OptimizerFactory | None,
-    schedule: Schedule | None,
-) -> Ingredients:
-    """The objects of a run that is run again: loaded by name, or given once more.
-
-    Raises:
-        RunFolderError: the run was started with objects that its folder cannot name.
-    """
-    if task is None:
-        if not settings.task_is_reference:
-            raise RunFolderError(
-                f"the task {settings.task!r} was given to this run as an object; "
-                "give it again: task=..."
-            )
-        task = load_task(settings.task)
-    if optimizer is None:
-        named = settings.optimizer
-        optimizer = task.default_optimizer() if named is None else parse_optimizer(named)
-        if optimizer is None:
-            raise RunFolderError(
-                "the optimizer was given to this run as an object; give it again: optimizer=..."
-            )
-    if settings.has_schedule and schedule is None:
-        raise RunFolderError(
-            "the schedule was given to this run as an object; give it again: schedule=..."
+    model, data = values.get("model"), values.get("data")
+    if isinstance(task, str):
+        return load_task(task, model=model, data=data)
+    if model is not None or data is not None:
+        raise InvalidSetting(
+            "model and data choose what a task's name loads; expected them with a name, got them "
+            "with a Task object, which holds its own"
         )
-    return Ingredients(task, optimizer, schedule, folder.load_initial())
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """Where an interrupted run was."""
-
-    #: What the checkpoint holds beside tensors.
-    plain: dict[str, Any]
-    #: The weights of every version in use.
-    versions: dict[int, Weights]
-    #: (time, event, commands), in order.
-    history: list[tuple[float, Event, list[Command]]]
-    evaluations: list[EvaluationRow]
-
-
-def _run(
-    parts: Parts,
-    folder: RunFolder,
-    writer: TraceWriter,
-    saved: _Saved | None,
-    label: str | None,
-    progress: bool | None,
-    on_event: Callable[[Row], object] | None,
-) -> Run:
-    settings = parts.settings
-    engine = VirtualEngine(
-        parts.server,
-        parts.learner,
-        parts.delays,
-        settings.learners,
-        max_time=settings.max_time,
-        faults=parts.faults,
-    )
-    total = (
-        None if settings.epochs is None else settings.epochs * parts.mini_batches.samples_per_epoch
-    )
-    bar = Progress(label or settings.protocol, total, progress)
-    journal = Journal(
-        parts, engine, folder, writer, bar, on_event, lambda: engine.gradients.in_use()
-    )
-    try:
-        with bar:
-            if saved is not None:
-                told = ((event, commands) for _, event, commands in saved.history)
-                engine.restore(told, saved.versions, saved.plain["newest"])
-                journal.resume(saved.history, saved.evaluations, saved.plain)
-            return execute(parts, engine, journal, folder)
-    finally:
-        writer.close()
+    return task
 
 
 def _optimizer(given: object, task: Task) -> OptimizerFactory:
@@ -319,6 +198,18 @@ def _optimizer(given: object, task: Task) -> OptimizerFactory:
         "optimizer: expected a spec like sgd:lr=0.1, gp.optimizer(...) or a function of the model, "
         f"got {given!r}"
     )
+
+
+def _scaled_batch_size(values: Mapping[str, Any]) -> int:
+    """Samples of one learner's mini-batch, by the rule ``scale_batch``."""
+    if "batch_size" in values:
+        raise InvalidSetting(
+            "scale batch: it computes the batch size; expected one of the two, got both"
+        )
+    learners = values.get("learners", Settings.model_fields["learners"].default)
+    if not isinstance(learners, int) or learners < 1:
+        raise InvalidSetting(f"learners: expected a whole number >= 1, got {learners!r}")
+    return BATCH_SCALINGS.parse(values["scale_batch"]).batch_size(learners)
 
 
 def _nameable(factory: OptimizerFactory) -> str | None:

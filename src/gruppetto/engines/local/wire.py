@@ -1,0 +1,174 @@
+"""What crosses the socket between the server and a learner: a few numbers, one datagram each.
+
+    server -> learner    COMPUTE  CANCEL  STOP
+    learner -> server    JOINED   PUSHED  CANCELLED  FAILED
+
+Each COMPUTE is answered exactly once. Texts travel only with FAILED. The sockets keep the borders
+of messages, and reading one whose other end is gone gives nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import select
+import socket
+import struct
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "Answer",
+    "Kind",
+    "Order",
+    "Spent",
+    "is_readable",
+    "pack_answer",
+    "pack_cancel",
+    "pack_order",
+    "pair",
+    "receive",
+    "receive_json",
+    "send_json",
+    "unpack_answer",
+    "unpack_order",
+]
+
+#: Bytes of a failure's text; the end of a traceback says most.
+_MAX_TEXT: Final = 24_000
+_MAX_MESSAGE: Final = 64_000
+
+
+class Kind(enum.IntEnum):
+    """The first byte of a message."""
+
+    COMPUTE = 1
+    CANCEL = 2
+    STOP = 3
+    JOINED = 4
+    PUSHED = 5
+    CANCELLED = 6
+    FAILED = 7
+
+
+class Order(NamedTuple):
+    """COMPUTE: what a learner is told."""
+
+    lease: int
+    mini_batch: int
+    #: -1 for none.
+    next_mini_batch: int
+    version: int
+    #: Blocks of the shared memory.
+    weights_block: int
+    gradient_block: int
+    #: Seconds.
+    delay: float
+
+
+class Spent(NamedTuple):
+    """Seconds of a learner's clock; see :class:`gruppetto.trace.WorkRow`."""
+
+    waiting: float
+    delay: float
+    loading: float
+    computing: float
+
+
+class Answer(NamedTuple):
+    """PUSHED, CANCELLED or FAILED: what a learner says, once for each COMPUTE."""
+
+    kind: Kind
+    lease: int
+    version: int
+    loss: float
+    num_samples: int
+    spent: Spent
+    #: Reason of a failure, and its traceback; empty otherwise.
+    reason: str = ""
+    traceback: str = ""
+
+
+_ORDER: Final = struct.Struct("<Bqqqqiid")
+_CANCEL: Final = struct.Struct("<Bq")
+_ANSWER: Final = struct.Struct("<Bqqdqdddd")
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends that keep messages apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def pack_order(order: Order) -> bytes:
+    """COMPUTE."""
+    return _ORDER.pack(Kind.COMPUTE, *order)
+
+
+def pack_cancel(lease: int) -> bytes:
+    """CANCEL."""
+    return _CANCEL.pack(Kind.CANCEL, lease)
+
+
+def unpack_order(message: bytes) -> Order | int | None:
+    """What a learner is told: an order, the lease to cancel, or None to stop.
+
+    An empty message, from a server that is gone, means stop as well.
+    """
+    kind = message[0] if message else Kind.STOP
+    if kind == Kind.COMPUTE:
+        return Order(*_ORDER.unpack(message)[1:])
+    if kind == Kind.CANCEL:
+        lease: int = _CANCEL.unpack(message)[1]
+        return lease
+    return None
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """PUSHED, CANCELLED, FAILED."""
+    numbers = _ANSWER.pack(
+        answer.kind, answer.lease, answer.version, answer.loss, answer.num_samples, *answer.spent
+    )
+    if answer.kind is not Kind.FAILED:
+        return numbers
+    reason = answer.reason.replace("\0", " ").encode(errors="replace")[:_MAX_TEXT]
+    return numbers + reason + b"\0" + answer.traceback.encode(errors="replace")[-_MAX_TEXT:]
+
+
+def unpack_answer(message: bytes) -> Answer:
+    """What a learner says."""
+    kind, lease, version, loss, num_samples, *spent = _ANSWER.unpack_from(message)
+    texts = message[_ANSWER.size :].decode(errors="replace").partition("\0")
+    return Answer(Kind(kind), lease, version, loss, num_samples, Spent(*spent), texts[0], texts[2])
+
+
+def receive(channel: socket.socket) -> bytes:
+    """The next message, waiting for it; empty when the other end is gone."""
+    try:
+        return channel.recv(_MAX_MESSAGE)
+    except ConnectionError:
+        return b""
+
+
+def is_readable(channel: socket.socket, timeout: float) -> bool:
+    """Whether a message comes (or the other end goes) within so many seconds."""
+    return bool(select.select([channel], [], [], timeout)[0])
+
+
+# ------------------------------------------------------- what is not on a gradient's way
+
+
+def send_json(channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
+    """A message of the supervisor, the fork server or the evaluator, perhaps with open files."""
+    data = json.dumps(message).encode()
+    if descriptors:
+        socket.send_fds(channel, [data], descriptors)
+    else:
+        channel.send(data)
+
+
+def receive_json(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """A message and the files that came with it; None when the other end is gone."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 16)
+    except ConnectionError:
+        return None, []
+    return (json.loads(data) if data else None), descriptors

@@ -1,0 +1,1 @@
+"""A run with real processes: what each process does, and the caller's side of it."""
