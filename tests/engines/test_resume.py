@@ -312,8 +312,8 @@ def wait(row):
         print("here", flush=True)
         sys.stdin.readline()
 
-run = gp.train({task!r}, engine="virtual", protocol="k-async:k=2", learners=3, epochs=3, out={out!r},
-               delay="exponential:mean=1.0", optimizer="sgd:lr=0.05,momentum=0.9",
+run = gp.train({task!r}, engine="virtual", protocol="k-async:k=2", learners=3, epochs=3,
+               out={out!r}, delay="exponential:mean=1.0", optimizer="sgd:lr=0.05,momentum=0.9",
                progress=False, on_event=wait)
 print(json.dumps(run.result))
 """

@@ -8,7 +8,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from gruppetto.cli.options import OPTIONS, as_json, out, quiet, run_options, split_delays
+from gruppetto.cli.options import (
+    OPTIONS,
+    as_json,
+    out,
+    quiet,
+    run_options,
+    split_delays,
+    tensorboard,
+)
 from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.spec import suggest
@@ -28,12 +36,14 @@ from gruppetto.spec import suggest
     help="One run by itself, like 'protocol=async;modulation=none'; instead of a grid.",
 )
 @out("Folder of the comparison.  [a new one under runs/]")
+@tensorboard
 @quiet
 @as_json
 def compare(
     task: str,
     runs: tuple[str, ...],
     out: Path | None,
+    tensorboard: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -44,6 +54,11 @@ def compare(
     values of any option make a grid: every combination is run. A target does not stop runs here;
     it is what they are compared by.
     """
+    from gruppetto.runs.local import start_early
+
+    if not options["engine"] or "local" in options["engine"]:
+        start_early()  # before torch is imported here: both take as long
+
     from gruppetto.report import load_runs, results_table
     from gruppetto.report.page import write_page
     from gruppetto.report.plots import error_against_time_png
@@ -71,6 +86,7 @@ def compare(
         progress=False if quiet else None,
         target=targets[0] if targets else None,
         delays=own,
+        tensorboard=tensorboard,
         **common,
     )
     reported = load_runs(comparison.folders)

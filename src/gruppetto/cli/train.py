@@ -30,6 +30,11 @@ def train(
     task: str, out: Path | None, resume: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Train TASK: digits, mnist, cifar10, least-squares[:n=,d=], or path/to/file.py[:name]."""
+    from gruppetto.runs.local import start_early
+
+    if options["engine"] in (None, "local"):
+        start_early()  # before torch is imported here: both take as long
+
     from gruppetto.runs.start import start_run
     from gruppetto.runs.train import plan_run
 

@@ -51,6 +51,8 @@ class Engine(ABC):
         #: Where the time of answered leases went, until the journal has taken it; engines with
         #: real processes only.
         self.work: list[WorkRow] = []
+        #: Lost learners whose place another process took.
+        self.num_restarted = 0
 
     @abstractmethod
     def start(self) -> None:

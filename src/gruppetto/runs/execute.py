@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,6 +76,8 @@ def conclude(parts: Parts, engine: Engine, journal: Journal, folder: RunFolder) 
     )
     if parts.settings.engine != "virtual":
         result["evaluation_time"] = journal.evaluation_time
+        result["learners_restarted"] = engine.num_restarted
+        result["cores"] = len(os.sched_getaffinity(0))
         result["expected_update_time"] = expected_update_time(parts, result)
     journal.end(result)
     error = failure_of(reason, parts, folder)
@@ -135,6 +138,7 @@ def summarise(
         "mini_batches_dropped": ledger.num_dropped,
         "mini_batches_left": ledger.num_left,
         "learners_lost": coordinator.num_lost,
+        "learners_restarted": 0,
         "gradients_rejected": coordinator.num_rejected,
         "target_reached_at": None,
         "threads": parts.settings.threads,

@@ -30,6 +30,7 @@ __all__ = [
     "Parts",
     "build_coordinator",
     "build_parts",
+    "predict_local_memory",
     "predict_memory",
     "prepared_torch",
 ]
@@ -204,9 +205,32 @@ def predict_memory(protocol: Protocol, num_learners: int, vector_bytes: int) -> 
     return vectors * vector_bytes
 
 
+def predict_local_memory(
+    protocol: Protocol, num_learners: int, vector_bytes: int, num_snapshots: int
+) -> int:
+    """Bytes that weights and gradients of a run with real processes take at most, roughly.
+
+    Two vectors for each learner's own (weights and gradients), four for the server's (weights, two
+    of optimizer state, one being summed), what they share (a version each and two more, two
+    gradients each and K held), and the snapshots that wait for their evaluation.
+    """
+    shared = 3 * num_learners + 2 + protocol.num_to_wait(num_learners)
+    return (2 * num_learners + 4 + shared + num_snapshots) * vector_bytes
+
+
+def _num_snapshots(settings: Settings) -> int:
+    if settings.evaluate != "deferred" or settings.epochs is None:
+        return 1
+    return math.ceil(settings.epochs / settings.evaluate_every) + 1
+
+
 def _check_memory(settings: Settings, protocols: list[Protocol], server: Server) -> None:
-    size = server.weights.num_bytes
-    need = max(predict_memory(protocol, settings.learners, size) for protocol in protocols)
+    size, learners = server.weights.num_bytes, settings.learners
+    if settings.engine == "virtual":
+        need = max(predict_memory(protocol, learners, size) for protocol in protocols)
+    else:
+        kept = _num_snapshots(settings)
+        need = max(predict_local_memory(p, learners, size, kept) for p in protocols)
     if settings.memory is not None:
         limit, source = settings.memory * _GIB, "memory"
     else:

@@ -43,6 +43,7 @@ _RECORDED = (
     "mean_update_time",
     "expected_update_time",
     "evaluation_time",
+    "learners_restarted",
 )
 
 
@@ -126,7 +127,7 @@ def replay(
             metrics = finite_or_none(evaluate_version(parts, version))
         result = summarise(parts, tally, metrics, folder)
     for key in _RECORDED:
-        result[key] = recorded[key]
+        result[key] = recorded.get(key)
     reasons = [error, None if engine is None else engine.first_difference]
     different = [key for key in COMPARED if result[key] != recorded[key]]
     if different:

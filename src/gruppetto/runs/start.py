@@ -23,7 +23,7 @@ from gruppetto.runs.saved import Saved, read_saved
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.tensorboard import TensorBoardLog, require_tensorboard
 from gruppetto.runs.versions import pack_versions, unpack_versions
-from gruppetto.trace import EventRow, Row, TraceWriter, follow_rows
+from gruppetto.trace import Row, TraceWriter, follow_rows
 from gruppetto.training.optimizers import OptimizerFactory, Schedule, parse_optimizer
 from gruppetto.training.task import Task
 from gruppetto.training.tasks import load_task
@@ -176,9 +176,7 @@ def _tensorboard(folder: RunFolder, saved: Saved | None) -> TensorBoardLog:
     path = folder.path / "tensorboard"
     log = TensorBoardLog(path, start=started, replaces=saved is not None)
     if saved is not None:
-        for row in follow_rows(folder.trace):
-            if isinstance(row, EventRow) and row.row > saved.row:
-                break
+        for row in follow_rows(folder.trace, up_to=saved.row):
             log.row(row)
     return log
 

@@ -14,6 +14,7 @@ from gruppetto.engines.faults import FAULT_PLANS
 from gruppetto.errors import InvalidSetting, TaskError
 from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol
 from gruppetto.runs.execute import Run
+from gruppetto.runs.local import start_early
 from gruppetto.runs.parts import Ingredients
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.start import start_run
@@ -85,6 +86,8 @@ def train(
         UsageError: something given cannot work; nothing was written.
         RunFailed: the run ended without its goal; its folder holds what there is.
     """
+    if settings.get("engine") in (None, "local"):
+        start_early()
     wanted, ingredients = plan_run(
         task,
         protocol=protocol,

@@ -126,8 +126,15 @@ def _rows(path: Path) -> Iterator[Row]:
         yield row
 
 
-def follow_rows(folder: Path) -> Iterator[Row]:
+def follow_rows(folder: Path, up_to: int | None = None) -> Iterator[Row]:
     """Every row that holds, over all segments, in order; what a resume made void is left out.
+
+    Void are the rows after the one a later segment continues from, but for evaluations of older
+    versions: where they are made while the run goes on, or after it has stopped, they come late.
+
+    Args:
+        folder: the trace folder.
+        up_to: leave out what follows after this event row and its derived rows, too.
 
     Raises:
         TraceError: no segment there, or one that cannot be read.
@@ -135,40 +142,41 @@ def follow_rows(folder: Path) -> Iterator[Row]:
     files = segment_files(folder)
     if not files:
         raise TraceError(f"{folder} holds no trace; expected 000.jsonl in it")
-    limits: list[int | None] = []
+    limits: list[int | None] = [None]
     for path in files[1:]:
         first = next(_rows(path), None)
         limits.append(first.continues_after if isinstance(first, SegmentRow) else None)
-    last_row = -1
+    last_row, version = -1, 0
     for index, path in enumerate(files):
         # A later segment may continue from before an earlier segment's start.
-        later = [limit for limit in limits[index:] if limit is not None]
+        later = [limit for limit in (up_to, *limits[index + 1 :]) if limit is not None]
         limit = min(later) if later else None
         if limit is not None and limit < last_row:
             continue
+        is_void = False
         for row in _rows(path):
             if isinstance(row, EventRow):
-                if limit is not None and row.row > limit:
-                    break
-                if row.row != last_row + 1:
+                is_void = is_void or (limit is not None and row.row > limit)
+                if not is_void and row.row != last_row + 1:
                     raise TraceError(f"{path}: expected event row {last_row + 1}, got {row.row}")
+            if is_void:
+                if isinstance(row, EvaluationRow) and row.version < version:
+                    yield row
+                continue
+            if isinstance(row, EventRow):
                 last_row = row.row
+            elif isinstance(row, UpdateRow):
+                version = row.version
             yield row
 
 
 def read_trace(folder: Path, up_to: int | None = None) -> Trace:
-    """Read a trace.
-
-    Args:
-        folder: the trace folder.
-        up_to: leave out what follows after this event row and its derived rows.
+    """Read a trace; see :func:`follow_rows`.
 
     Raises:
         TraceError: no trace there, or one damaged before its last row.
     """
     trace = Trace()
-    for row in follow_rows(folder):
-        if up_to is not None and isinstance(row, EventRow) and row.row > up_to:
-            break
+    for row in follow_rows(folder, up_to):
         trace.add(row)
     return trace

@@ -199,6 +199,7 @@ class LocalEngine(Engine):
             "versions": [],
             "held": held,
             "jobs_started": self._jobs_started,
+            "num_restarted": self.num_restarted,
         }
 
     def restore(
@@ -221,6 +222,7 @@ class LocalEngine(Engine):
         self._expected.clear()
         self._time_before = time
         self._jobs_started = list(plain["jobs_started"])
+        self.num_restarted = plain["num_restarted"]
         for text, numbers in plain["held"].items():
             block = self._spaces.take()
             space = self._memory.gradient(block)
@@ -264,6 +266,7 @@ class LocalEngine(Engine):
             self.watch(channel.fileno(), lambda: self._hear(seat))
         elif "coming" in message:
             self._num_coming += 1
+            self.num_restarted += 1
         elif "lost" in message:
             self._lose(message["lost"], message["reason"])
         elif "stop" in message:

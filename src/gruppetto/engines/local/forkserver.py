@@ -111,6 +111,8 @@ class ForkServer:
         if self._owner != os.getpid():
             return
         self._control.close()
+        if not self._is_ready:  # still importing, for a run that never came
+            self._process.kill()
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:

@@ -43,7 +43,6 @@ from gruppetto.training.tasks import load_model, load_task
 
 __all__ = [
     "EVALUATE",
-    "GET_READY",
     "LEARN",
     "PREPARE",
     "SERVE",
@@ -56,7 +55,6 @@ __all__ = [
 ]
 
 #: Names of the roles, for the template.
-GET_READY: Final = f"{__name__}:get_ready"
 PREPARE: Final = f"{__name__}:prepare"
 SERVE: Final = f"{__name__}:serve"
 LEARN: Final = f"{__name__}:learn"

@@ -19,8 +19,9 @@ from gruppetto.errors import RunFailed
 from gruppetto.runs.execute import Run, history_of, stopping_on_signals
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import Listener
+from gruppetto.runs.local import GET_READY
 from gruppetto.runs.local.follow import Follower
-from gruppetto.runs.local.roles import EVALUATE, GET_READY, LEARN, PREPARE, SERVE, pack
+from gruppetto.runs.local.roles import EVALUATE, LEARN, PREPARE, SERVE, pack
 from gruppetto.runs.parts import Ingredients, Parts
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.settings import Settings
@@ -31,11 +32,6 @@ __all__ = ["Supervisor", "prepare_processes", "run_locally"]
 
 #: Seconds between looks at the trace when nothing else happens.
 _BEAT: Final = 0.2
-
-
-def warm_up() -> None:
-    """Start the fork server, which takes as long as importing torch does, in the background."""
-    ForkServer.shared(GET_READY)
 
 
 def prepare_processes(settings: Settings, ingredients: Ingredients) -> Template:
