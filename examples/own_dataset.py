@@ -71,9 +71,9 @@ task = gp.Task(
     inputs=lambda batch: {"image": batch["image"]},
     loss=lambda outputs, batch: nn.functional.cross_entropy(outputs, batch["label"]),
     evaluate=evaluate,
-    optimizer="sgd:lr=0.05,momentum=0.9",
+    optimizer="sgd:lr=0.02,momentum=0.9",
     batch_size=32,
-    epochs=5,
+    epochs=15,
     name="shifted-digits",
 )
 

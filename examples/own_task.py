@@ -31,8 +31,8 @@ if __name__ == "__main__":
         protocol=gp.KBatchAsync(k=2),
         learners=4,
         batch_size=16,
-        epochs=5,
-        optimizer=gp.optimizer(torch.optim.SGD, lr=0.5, momentum=0.9),
+        epochs=10,
+        optimizer=gp.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9),
         delay="exponential:mean=0.01",
         # One learner is five times slower than the others.
         delays={3: "exponential:mean=0.05"},

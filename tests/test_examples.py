@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gruppetto.cli import _run
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -18,6 +22,8 @@ def run_script(name: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         cwd=folder,
+        # An ordinary script takes all cores, of which other tests have some.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -34,29 +40,26 @@ def accuracies(printed: str) -> list[float]:
 
 def test_own_task(tmp_path: Path) -> None:
     printed = run_script("own_task.py", tmp_path)
-    assert len(accuracies(printed)) == 5
-    assert accuracies(printed)[-1] > 0.95
+    assert len(accuracies(printed)) == 10
+    assert accuracies(printed)[-1] > 0.9
     assert "staleness {0: " in printed
 
 
 def test_own_dataset(tmp_path: Path) -> None:
     printed = run_script("own_dataset.py", tmp_path)
-    assert accuracies(printed)[-1] > 0.9
+    assert accuracies(printed)[-1] > 0.8
     assert "worst digit 0." in printed
 
 
-def test_own_dataset_as_a_task_file(tmp_path: Path) -> None:
-    words = ["train", str(EXAMPLES / "own_dataset.py"), "--learners", "2", "--updates", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gruppetto", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epoch" not in done.stdout, "the script's own run is behind its guard"
+def test_own_dataset_as_a_task_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", str(EXAMPLES / "own_dataset.py"), "--engine", "virtual", "--updates", "3"]
+    assert _run([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["batch_size"], made["updates"]) == (32, 3)
+    assert made["metrics"].keys() == {"loss", "accuracy", "worst_digit"}
 
 
 @pytest.fixture(scope="module")

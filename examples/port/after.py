@@ -37,8 +37,8 @@ def evaluate(model, test_set):
 
 train_set, test_set = Digits(slice(0, 1400)), Digits(slice(1400, None))
 task = gp.Task(model=Network, train=train_set, test=test_set, evaluate=evaluate)
-optimizer = gp.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
-run = gp.train(task, protocol="k-batch-async:k=2", batch_size=32, epochs=10, optimizer=optimizer)
+optimizer = gp.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)
+run = gp.train(task, protocol="k-batch-async:k=2", batch_size=32, epochs=30, optimizer=optimizer)
 model = run.model
 
 print(f"accuracy {evaluate(model, test_set)['accuracy']:.3f}")

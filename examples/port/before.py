@@ -36,10 +36,10 @@ def evaluate(model, test_set):
 train_set, test_set = Digits(slice(0, 1400)), Digits(slice(1400, None))
 torch.manual_seed(0)
 model = Network()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loader = DataLoader(train_set, batch_size=32, shuffle=True)
 
-for epoch in range(10):
+for epoch in range(30):
     model.train()
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images), labels)

@@ -206,6 +206,8 @@ def test_export_is_a_plain_state_dict(capsys: pytest.CaptureFixture[str]) -> Non
         (("scalings",), "product:total="),
         (("delays",), "lognormal:median=,sigma="),
         (("tasks",), "least-squares:n=1000,d=20"),
+        (("models",), "resnet8\n    Residual network of 8 layers"),
+        (("models",), "path/to/file.py:name"),
         (("optimizers",), "sgd:lr=,momentum="),
         (("clips",), "norm:max="),
         (("--version",), "gruppetto, version"),

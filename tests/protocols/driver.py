@@ -19,6 +19,7 @@ from gruppetto.errors import ImpossibleEvent
 from gruppetto.protocols import PROTOCOLS, Coordinator
 from gruppetto.protocols.messages import (
     NOT_FINITE,
+    RESUMED,
     Cancel,
     Command,
     Compute,
@@ -184,7 +185,8 @@ def choose(watched: Watched, kind: str, which: int) -> Event | None:
         return LearnerJoined(_pick([*sorted(model.expected), new], which))
     if kind == "lose":
         live = sorted(model.expected | model.here)
-        return LearnerLost(_pick(live, which), "killed") if live else None
+        reason = RESUMED if which % 5 == 4 else "killed"
+        return LearnerLost(_pick(live, which), reason) if live else None
     if kind == "outdated":
         closed = [lease for lease in model.given if lease not in model.open]
         if not closed:

@@ -155,9 +155,24 @@ MUTANTS = (
     Mutant(
         "death is no attempt",
         "ledger",
-        "            if not self._give_up(closed.mini_batch):\n                self._late",
-        "            if True:\n                self._late",
+        "            elif not self._give_up(closed.mini_batch):\n                self._late",
+        "            else:\n                self._late",
         "a mini-batch its learners die on is given up",
+    ),
+    Mutant(
+        "a resume is an attempt",
+        "coordinator",
+        "is_failure=event.reason != RESUMED",
+        "is_failure=True",
+        "no mini-batch is to blame for a resume",
+    ),
+    Mutant(
+        "what a resume interrupts is late",
+        "ledger",
+        "            if not is_failure:\n"
+        "                heapq.heappush(self._returned, closed.mini_batch)",
+        "            if not is_failure:\n                self._late(closed.mini_batch)",
+        "no mini-batch is dropped for a resume",
     ),
     Mutant(
         "given up and retried",

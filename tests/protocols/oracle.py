@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gruppetto.protocols.messages import (
     NOT_FINITE,
+    RESUMED,
     ApplyUpdate,
     Cancel,
     Command,
@@ -172,13 +173,16 @@ class LedgerModel:
             case LearnerJoined(learner):
                 self.expected.discard(learner)
                 self.here.add(learner)
-            case LearnerLost(learner):
+            case LearnerLost(learner, reason):
                 for place in (self.expected, self.here):
                     place.discard(learner)
                 self.gone.add(learner)
                 self.reserved.pop(learner, None)
                 for compute in [c for c in self.open.values() if c.learner == learner]:
-                    self._failed(compute.lease, self.late)
+                    if reason == RESUMED:
+                        self.place[self.open.pop(compute.lease).mini_batch] = "to do"
+                    else:
+                        self._failed(compute.lease, self.late)
             case GradientPushed(lease):
                 self.place[self.open.pop(lease).mini_batch] = "pushed"
                 self.held.append(event)

@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {n: hub_whole(tmp_path_factory.mktemp(n), n) for n in ("cifar10", "mnist")}
 
 
-RESNETS = "sgd:lr=0.1,momentum=0.9,weight_decay=1e-4"
+RESNETS = "sgd:lr=0.05,momentum=0.9,weight_decay=1e-4"
 
 
 def augments(task: Any) -> bool:

@@ -269,7 +269,7 @@ GREY = encode(pictures("mnist", n=1)[0][0])
         ("img", [GOOD, None], [1, 2], "picture 1 has no bytes; expected the pictures to be insid"),
         ("img", [GOOD, b"junk"], [1, 2], "picture 1 is no readable JPEG or PNG"),
         ("img", [GOOD[:-500]], [1], "picture 0 is no readable JPEG or PNG"),
-        ("img", [GREY], [1], "picture 0: expected RGB of 32x32 pixels, got L of 28x28"),
+        ("img", [GREY], [1], "picture 0: expected colour of 32x32 pixels, got grey of 28x28"),
         ("img", [], pa.array([], pa.int64()), "hold no pictures"),
     ],
 )

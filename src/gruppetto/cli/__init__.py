@@ -14,6 +14,7 @@ from gruppetto.cli.compare import compare, report
 from gruppetto.cli.listing import (
     clips,
     delays,
+    models,
     modulations,
     optimizers,
     protocols,
@@ -46,6 +47,7 @@ for _command in (
     report,
     export,
     tasks,
+    models,
     protocols,
     warmups,
     modulations,

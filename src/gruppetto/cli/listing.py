@@ -81,6 +81,18 @@ def tasks(as_json: bool) -> None:
 
 @click.command()
 @as_json
+def models(as_json: bool) -> None:
+    """List the models that mnist and cifar10 know by name."""
+    from gruppetto.training.models import MODELS
+
+    rows = [(name, model.summary) for name, model in MODELS.items()]
+    rows.append(("path/to/file.py:name", "Your own, for any task: a class or function, built from "
+                 "no arguments."))  # fmt: skip
+    _show(rows, "models", as_json)
+
+
+@click.command()
+@as_json
 def optimizers(as_json: bool) -> None:
     """List the optimizers of this PyTorch and their keys."""
     from gruppetto.training.optimizers import optimizer_names

@@ -37,6 +37,7 @@ from gruppetto.protocols.collect import Hardsync, Protocol
 from gruppetto.protocols.ledger import Lease, Ledger, OnLate
 from gruppetto.protocols.messages import (
     NOT_FINITE,
+    RESUMED,
     ApplyUpdate,
     Cancel,
     Command,
@@ -232,7 +233,7 @@ class Coordinator:
         # A learner lost before it joined does not come back under its number.
         self._ever_joined.add(learner)
         self.num_lost += 1
-        self.ledger.lose(learner, lease)
+        self.ledger.lose(learner, lease, is_failure=event.reason != RESUMED)
         return self._proceed([])
 
     def _on_progress_measured(self, event: ProgressMeasured) -> list[Command]:

@@ -157,12 +157,15 @@ class Ledger:
             heapq.heappush(self._returned, closed.mini_batch)
         return closed
 
-    def lose(self, learner: int, lease: int | None) -> None:
-        """A learner is gone: its reservation is free, its open lease counts as a failure."""
+    def lose(self, learner: int, lease: int | None, is_failure: bool = True) -> None:
+        """A learner is gone: its reservation is free; its open lease counts as a failure, unless
+        nobody failed."""
         self.unreserve(learner)
         if lease is not None:
             closed = self.leased.pop(lease)
-            if not self._give_up(closed.mini_batch):
+            if not is_failure:
+                heapq.heappush(self._returned, closed.mini_batch)
+            elif not self._give_up(closed.mini_batch):
                 self._late(closed.mini_batch)
 
     def unreserve(self, learner: int) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "COMMANDS",
     "EVENTS",
     "NOT_FINITE",
+    "RESUMED",
     "ApplyUpdate",
     "Cancel",
     "Command",
@@ -32,6 +33,9 @@ __all__ = [
 
 #: Reason of a :class:`GradientFailed` whose loss or gradient was infinite or not a number.
 NOT_FINITE: Final = "not finite"
+#: Reason of a :class:`LearnerLost` when a run goes on without its old learners: no mini-batch is to
+#: blame for it.
+RESUMED: Final = "the run was resumed"
 
 
 # ------------------------------------------------------------------ events

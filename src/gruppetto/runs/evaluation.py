@@ -124,11 +124,12 @@ class Deferred(Evaluation):
         now = self._snapshot()
         try:
             while self._snapshots:
-                due, tensors = self._snapshots.popleft()
+                due, tensors = self._snapshots[0]
                 started = clock.perf_counter()
                 self._parts.server.load_model(tensors)
                 metrics = finite_or_none(evaluate_version(self._parts, due.version))
                 self.seconds += clock.perf_counter() - started
+                self._snapshots.popleft()
                 self.done(due, metrics)
         finally:
             self._parts.server.load_model(now)
@@ -180,11 +181,11 @@ class Elsewhere(Evaluation):
     def collect(self) -> None:
         """Take the result that can be read."""
         message, _ = receive_json(self._channel)
-        due, self._busy = self._busy, None
-        if message is None or due is None:
+        if message is None or self._busy is None:
             raise TaskError("the process that evaluates is gone")
         if "error" in message:
             raise TaskError(message["error"])
+        due, self._busy = self._busy, None
         self.seconds += message["seconds"]
         self._send_next()
         self.done(due, finite_or_none(message["metrics"]))
@@ -223,7 +224,8 @@ def serve_evaluations(parts: Parts, channel: socket.socket) -> None:
         try:
             answer = {"metrics": evaluate_version(parts, message["version"])}
         except TaskError as error:
-            answer = {"error": str(error)}
+            # A message must not be longer than its reader takes.
+            answer = {"error": str(error)[:8_000]}
         send_json(channel, {**answer, "seconds": clock.perf_counter() - started}, [])
 
 

@@ -68,7 +68,8 @@ def resume(
     """Continue a run from its newest checkpoint.
 
     In virtual time the bits are those of a run never interrupted. With real processes all learners
-    are new, nothing that was trained is lost, and what they had in hand is computed again.
+    are new, and what they had in hand is computed again. After an interruption nothing that was
+    trained is lost; after a kill, what came after the last checkpoint.
 
     Args:
         run: its folder.

@@ -37,6 +37,7 @@ from gruppetto.engines.local.wire import (
 )
 from gruppetto.engines.virtual import LEARNERS_LOST, MAX_TIME
 from gruppetto.protocols.messages import (
+    RESUMED,
     ApplyUpdate,
     Cancel,
     Command,
@@ -53,10 +54,7 @@ from gruppetto.protocols.messages import (
 from gruppetto.trace import WorkRow
 from gruppetto.training.learner import Gradient
 
-__all__ = ["RESUMED", "LocalEngine"]
-
-#: What a lost learner's reason says when a run is resumed.
-RESUMED: Final = "the run was resumed"
+__all__ = ["LocalEngine"]
 
 _OUTCOMES: Final = {Kind.PUSHED: "pushed", Kind.FAILED: "failed", Kind.CANCELLED: "cancelled"}
 
@@ -165,9 +163,16 @@ class LocalEngine(Engine):
             case Discard():
                 self._drop(command.lease)
             case Finish():
+                # First, so that nobody is replaced for ending now.
+                self.tell_supervisor({"stopped": command.reason})
                 for seat in self._seats.values():
                     _tell(seat, bytes([Kind.STOP]))
-                self.tell_supervisor({"stopped": command.reason})
+
+    def close(self) -> None:
+        """The run is over: close what it had open to its learners."""
+        self._poll.close()
+        for seat in self._seats.values():
+            seat.channel.close()
 
     def tell_supervisor(self, message: dict[str, Any]) -> None:
         """Something that the caller's process should know."""
@@ -185,7 +190,11 @@ class LocalEngine(Engine):
         """What a resumed run needs of the engine: gradients that are held, and counts."""
         tensors: dict[str, Tensor] = {}
         held = {}
+        # What has arrived and is in no row yet is computed again.
+        unheard = {e.lease for e in self._events if isinstance(e, GradientPushed)}
         for lease, (_, gradient) in self._held.items():
+            if lease in unheard:
+                continue
             held[str(lease)] = {
                 "absent": sorted(gradient.absent),
                 "loss": gradient.loss,
@@ -195,12 +204,8 @@ class LocalEngine(Engine):
                 tensors[f"held/{lease}/flat/{i}"] = vector
             for module, news in gradient.news.items():
                 tensors.update({f"held/{lease}/news/{module}/{n}": t for n, t in news.items()})
-        return tensors, {
-            "versions": [],
-            "held": held,
-            "jobs_started": self._jobs_started,
-            "num_restarted": self.num_restarted,
-        }
+        counts = {"jobs_started": self._jobs_started, "num_restarted": self.num_restarted}
+        return tensors, {"versions": [], "held": held, **counts}
 
     def restore(
         self,
@@ -349,10 +354,9 @@ class LocalEngine(Engine):
         if seat is None:  # it is gone, and the event that says so is on its way
             return
         delay = 0.0
-        n = self._jobs_started[seat.slot]
-        self._jobs_started[seat.slot] = n + 1
         if self._delays is not None:
-            delay = self._delays.draw(seat.slot, n)
+            delay = self._delays.draw(seat.slot, self._jobs_started[seat.slot])
+        self._jobs_started[seat.slot] += 1
         self._open[compute.lease] = seat
         if seat.order is None:
             self._order(seat, compute, delay)
@@ -390,9 +394,8 @@ class LocalEngine(Engine):
             self._spaces.give_back(block)
 
     def _drop(self, lease: int) -> None:
-        block, _ = self._held.pop(lease, (None, None))
-        if block is not None:
-            self._spaces.give_back(block)
+        if lease in self._held:
+            self._spaces.give_back(self._held.pop(lease)[0])
 
     def _free(self, order: Order) -> None:
         """A learner will not answer: what it read and wrote is free."""

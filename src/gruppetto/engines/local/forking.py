@@ -14,7 +14,6 @@ import contextlib
 import importlib
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeAlias
 
 from gruppetto.engines.local.process import die_with_parent
-from gruppetto.engines.local.wire import receive_json, send_json
+from gruppetto.engines.local.wire import readable, receive_json, send_json
 
 __all__ = ["Role", "fork", "main", "template"]
 
@@ -34,6 +33,8 @@ Role: TypeAlias = Callable[..., None]
 
 #: Seconds a child has to end by itself once the caller is gone.
 _GRACE: Final = 2.0
+#: Letters of an error's text; a message must not be longer than its reader takes.
+_MAX_TEXT: Final = 8_000
 
 
 def main(descriptor: int, get_ready: str) -> None:
@@ -50,6 +51,9 @@ def main(descriptor: int, get_ready: str) -> None:
     control = socket.socket(fileno=descriptor)
     send_json(control, {"ready": True}, [])
     _serve(control, None, grace=_GRACE)
+    # The caller waits for this process to end: no time for an interpreter to tidy up.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def template(nothing: None, descriptors: list[int], prepare: str) -> None:
@@ -61,32 +65,32 @@ def template(nothing: None, descriptors: list[int], prepare: str) -> None:
             directory and environment, pickled, and then the payload.
         prepare: ``module:function`` that makes the payload's bytes the prepared object.
     """
-    control = socket.socket(fileno=descriptors[0])
-    try:
-        with os.fdopen(descriptors[1], "rb") as file:
-            file.seek(0)
-            surroundings = pickle.load(file)
-            # What follows may need the caller's own modules.
-            sys.path[:] = surroundings["path"]
-            os.environ.clear()
-            os.environ.update(surroundings["environment"])
-            os.chdir(surroundings["folder"])
-            payload = file.read()
-        prepared = _find(prepare)(payload)
-    except BaseException as error:
-        send_json(
-            control,
-            {
-                "error": str(error),
+    with socket.socket(fileno=descriptors[0]) as control:
+        try:
+            prepared = _prepare(descriptors[1], prepare)
+        except BaseException as error:
+            told = {
+                "error": str(error)[-_MAX_TEXT:],
                 "type": type(error).__name__,
-                "traceback": traceback.format_exc()[-20_000:],
-            },
-            [],
-        )
-        return
-    del payload
-    send_json(control, {"ready": True}, [])
-    _serve(control, prepared, grace=0.0)
+                "traceback": traceback.format_exc()[-_MAX_TEXT:],
+            }
+            send_json(control, told, [])
+            return
+        send_json(control, {"ready": True}, [])
+        _serve(control, prepared, grace=0.0)
+
+
+def _prepare(descriptor: int, prepare: str) -> Any:
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        surroundings = pickle.load(file)
+        # What follows may need the caller's own modules.
+        sys.path[:] = surroundings["path"]
+        os.environ.clear()
+        os.environ.update(surroundings["environment"])
+        os.chdir(surroundings["folder"])
+        payload = file.read()
+    return _find(prepare)(payload)
 
 
 def _serve(control: socket.socket, prepared: Any, grace: float) -> None:
@@ -98,7 +102,7 @@ def _serve(control: socket.socket, prepared: Any, grace: float) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     children: set[int] = set()
     while True:
-        ready, _, _ = select.select([control.fileno(), awake], [], [])
+        ready = readable([control.fileno(), awake], None)
         if awake in ready:
             _drain(awake)
             for pid, status in _reap(children):
@@ -211,7 +215,7 @@ def _end(children: set[int], awake: int, grace: float) -> None:
     """The caller is gone: templates have noticed and end by themselves, others are killed."""
     until = time.monotonic() + grace
     while children and (left := until - time.monotonic()) > 0:
-        select.select([awake], [], [], left)
+        readable([awake], left)
         _drain(awake)
         _reap(children)
     for pid in children:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import pickle
-import select
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import threading
 from collections import deque
 from typing import Any, ClassVar, Final
 
-from gruppetto.engines.local.wire import pair, receive_json, send_json
+from gruppetto.engines.local.wire import is_readable, pair, receive_json, send_json
 from gruppetto.errors import RunFailed, TaskError, UsageError
 
 __all__ = ["ForkServer", "Template"]
@@ -45,6 +44,7 @@ class ForkServer:
         self._owner = os.getpid()
         self._control, theirs = pair()
         self._is_ready = False
+        self._is_gone = False
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from gruppetto.engines.local.forking import main; "
@@ -69,7 +69,11 @@ class ForkServer:
             if current is not None and current._owner != os.getpid():
                 current._control.close()  # this process is a fork of the owner
                 current = None
-            if current is None or current._process.poll() is not None:
+            if current is not None and (current._is_gone or current._process.poll() is not None):
+                current.close()
+                atexit.unregister(current.close)
+                current = None
+            if current is None:
                 current = cls._current = cls(get_ready)
             return current
 
@@ -99,8 +103,12 @@ class ForkServer:
                 self._wait_until_ready()
                 role = "gruppetto.engines.local.forking:template"
                 request = {"role": role, "arguments": {"prepare": prepare}}
-                send_json(self._control, request, [theirs.fileno(), file])
+                with contextlib.suppress(OSError):  # it is gone, which expecting finds out
+                    send_json(self._control, request, [theirs.fileno(), file])
                 self._expect("forked")
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
             os.close(file)
@@ -128,6 +136,7 @@ class ForkServer:
         while True:
             message, _ = receive_json(self._control)
             if message is None:
+                self._is_gone = True
                 raise RunFailed("the fork server ended before it could start the run's processes")
             if key in message:
                 return message[key]
@@ -177,7 +186,8 @@ class Template:
         Returns:
             Its process id.
         """
-        send_json(self._control, {"role": role, "arguments": arguments}, descriptors)
+        with contextlib.suppress(OSError):  # it is gone, which receiving finds out
+            send_json(self._control, {"role": role, "arguments": arguments}, descriptors)
         while True:
             message = self._receive()
             if "forked" in message:
@@ -197,7 +207,7 @@ class Template:
         Raises:
             RunFailed: the template itself is gone, and with it all it had forked.
         """
-        while select.select([self._control], [], [], 0)[0]:
+        while is_readable(self._control, 0.0):
             message = self._receive()
             self._ended.append((message["exited"], message["status"]))
         ended = list(self._ended)

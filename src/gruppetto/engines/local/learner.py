@@ -44,7 +44,10 @@ def work(channel: socket.socket, learner: Learner, memory: RunMemory, reader: Re
         reader: told what comes next.
     """
     learner.read_from(reader)
-    channel.send(bytes([Kind.JOINED]))
+    try:
+        channel.send(bytes([Kind.JOINED]))
+    except ConnectionError:  # the run was stopped before it began
+        return
     answered = time.perf_counter()
     while True:
         order = unpack_order(receive(channel))

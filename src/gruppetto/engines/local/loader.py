@@ -14,15 +14,16 @@ import struct
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import cloudpickle
 import torch
 from torch import Tensor
 
 from gruppetto.engines.local.forking import fork
 from gruppetto.engines.local.memory import share
 from gruppetto.engines.local.process import die_with_parent, name_process
-from gruppetto.engines.local.wire import pair, receive
+from gruppetto.engines.local.wire import is_readable, pair, receive, receive_with_files
 from gruppetto.engines.virtual import failure_reason
 from gruppetto.training.mini_batches import MiniBatches
 
@@ -30,8 +31,8 @@ __all__ = ["LoaderProcess", "ReadingFailed", "Request"]
 
 #: ticket, mini-batch, block.
 _REQUEST: Final = struct.Struct("<qqq")
-#: ticket, samples (-1: it failed), start and size of the pickled rest, size of a new block.
-_REPLY: Final = struct.Struct("<qqqqq")
+#: ticket, block, samples (-1: it failed), start and size of the pickled rest, size of the block.
+_REPLY: Final = struct.Struct("<qqqqqq")
 _ALIGNMENT: Final = 64
 _MAX_TEXT: Final = 24_000
 
@@ -77,16 +78,20 @@ class LoaderProcess:
         theirs.close()
         self._blocks: list[Tensor | None] = [None, None]
         self._next_ticket = 0
-        #: ticket -> block, of what has been asked for and not arrived.
-        self._asked: dict[int, int] = {}
         #: ticket -> reply, of what has arrived and not been taken.
         self._arrived: dict[int, bytes] = {}
 
+    def close(self) -> None:
+        """Let the process end."""
+        self._channel.close()
+
     def request(self, mini_batch: int, block: int) -> Request:
-        """Have a mini-batch read into a block, after those requested before."""
+        """Have a mini-batch read into a block; what was requested for that block before is void."""
+        # Replies that nobody waits for must not fill the socket: both sides would wait for good.
+        while is_readable(self._channel, 0.0):
+            self._take_reply()
         request = Request(self._next_ticket, block)
         self._next_ticket += 1
-        self._asked[request.ticket] = block
         try:
             self._channel.send(_REQUEST.pack(request.ticket, mini_batch, block))
         except OSError:
@@ -108,7 +113,7 @@ class LoaderProcess:
         while request.ticket not in self._arrived:
             self._take_reply()
         reply = self._arrived.pop(request.ticket)
-        _, num_samples, start, size, _ = _REPLY.unpack_from(reply)
+        _, _, num_samples, start, size, _ = _REPLY.unpack_from(reply)
         if num_samples < 0:
             texts = reply[_REPLY.size :].decode(errors="replace").partition("\0")
             raise ReadingFailed(texts[0], texts[2])
@@ -118,26 +123,35 @@ class LoaderProcess:
         return _Unpacker(io.BytesIO(rest), block).load(), num_samples
 
     def _take_reply(self) -> None:
-        message, descriptors, _, _ = socket.recv_fds(self._channel, 64_000, 1)
+        message, descriptors = receive_with_files(self._channel, 1)
         if not message:
             _gone()
-        ticket, _, _, _, new_size = _REPLY.unpack_from(message)
-        block = self._asked.pop(ticket)
+        ticket, block, _, _, _, size = _REPLY.unpack_from(message)
         if descriptors:
-            _, self._blocks[block] = share(new_size, descriptors[0])
+            _, self._blocks[block] = share(size, descriptors[0])
             os.close(descriptors[0])
         self._arrived[ticket] = message
 
 
 def _gone() -> None:
-    sys.exit("the process that loads this learner's data is gone")
+    print("gruppetto: the process that loads a learner's data is gone", file=sys.stderr)
+    sys.exit(1)
 
 
 def _load(channel: socket.socket, mini_batches: MiniBatches) -> None:
     """The loader's side: read what is requested, in order, until the learner is gone."""
     blocks: list[Tensor | None] = [None, None]
-    while message := receive(channel):
-        ticket, mini_batch, which = _REQUEST.unpack(message)
+    #: block -> (ticket, mini-batch) still to be read; a newer one takes the place of an older.
+    wanted: dict[int, tuple[int, int]] = {}
+    while True:
+        while not wanted or is_readable(channel, 0.0):
+            message = receive(channel)
+            if not message:
+                return
+            ticket, mini_batch, which = _REQUEST.unpack(message)
+            wanted[which] = ticket, mini_batch
+        which = min(wanted, key=wanted.__getitem__)
+        ticket, mini_batch = wanted.pop(which)
         descriptor = None
         try:
             batch, num_samples = mini_batches.fetch(mini_batch, torch.device("cpu"))
@@ -152,11 +166,12 @@ def _load(channel: socket.socket, mini_batches: MiniBatches) -> None:
                 descriptor, block = share(end + end // 4 + 4096)
                 blocks[which] = block
             packer.write(block, rest)
-            reply = _REPLY.pack(ticket, num_samples, packer.end, len(rest), len(block))
+            reply = _REPLY.pack(ticket, which, num_samples, packer.end, len(rest), len(block))
         except Exception as error:
             text = traceback.format_exc().encode(errors="replace")[-_MAX_TEXT:]
             reason = failure_reason(error).replace("\0", " ").encode(errors="replace")
-            reply = _REPLY.pack(ticket, -1, 0, 0, 0) + reason + b"\0" + text
+            size = 0 if descriptor is None else len(blocks[which] or ())
+            reply = _REPLY.pack(ticket, which, -1, 0, 0, size) + reason + b"\0" + text
         try:
             if descriptor is None:
                 channel.send(reply)
@@ -167,8 +182,14 @@ def _load(channel: socket.socket, mini_batches: MiniBatches) -> None:
             return
 
 
-class _Packer(pickle.Pickler):
-    """Pickles a batch, its tensors apart.
+#: Start, bytes, dtype, shape, strides.
+_Place: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a batch, its tensors apart: strides and alignment stay, for the bits depend on both.
+
+    With cloudpickle, because a batch may be of a class that a script or a notebook defines.
 
     Args:
         file: for the rest.
@@ -176,27 +197,35 @@ class _Packer(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._tensors: list[tuple[int, Tensor]] = []
+        #: id -> place and the tensor itself.
+        self._tensors: dict[int, tuple[_Place, Tensor]] = {}
         #: Bytes of all tensors so far.
         self.end = 0
 
-    def persistent_id(self, value: object) -> tuple[int, int, torch.dtype, tuple[int, ...]] | None:
+    def persistent_id(self, value: object) -> _Place | None:
         """A tensor's place, for tensors of the plain kind."""
         if type(value) is not Tensor or value.layout is not torch.strided:
             return None
         if not value.numel() or value.requires_grad or value.device.type != "cpu":
             return None
-        start = self.end
-        size = value.numel() * value.element_size()
-        self._tensors.append((start, value))
-        self.end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return start, size, value.dtype, tuple(value.shape)
+        if value.is_conj() or value.is_neg() or value.is_quantized:
+            return None
+        if id(value) in self._tensors:
+            return self._tensors[id(value)][0]
+        width = value.element_size()
+        past = value.data_ptr() % _ALIGNMENT
+        start = self.end + (past if past % width == 0 else 0)
+        size = _span(value) * width
+        place = start, size, value.dtype, tuple(value.shape), value.stride()
+        self._tensors[id(value)] = place, value
+        self.end = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
+        return place
 
     def write(self, block: Tensor, rest: bytes) -> None:
         """Copy tensors and the pickled rest into a block."""
-        for start, tensor in self._tensors:
-            size = tensor.numel() * tensor.element_size()
-            block[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for (start, size, dtype, _, _), tensor in self._tensors.values():
+            whole = tensor.as_strided((_span(tensor),), (1,))
+            block[start : start + size].view(dtype).copy_(whole)
         block[self.end : self.end + len(rest)] = torch.frombuffer(
             bytearray(rest), dtype=torch.uint8
         )
@@ -208,7 +237,16 @@ class _Unpacker(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, block: Tensor) -> None:
         super().__init__(file)
         self._block = block
+        self._views: dict[int, Tensor] = {}
 
     def persistent_load(self, place: Any) -> Tensor:
-        start, size, dtype, shape = place
-        return self._block[start : start + size].view(dtype).view(shape)
+        start, size, dtype, shape, strides = place
+        if start not in self._views:
+            whole = self._block[start : start + size].view(dtype)
+            self._views[start] = whole.as_strided(shape, strides)
+        return self._views[start]
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements from a tensor's first in memory to its last."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

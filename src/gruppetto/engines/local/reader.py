@@ -46,6 +46,10 @@ class Reader(ABC):
         finally:
             self.waited = time.perf_counter() - started
 
+    def close(self) -> None:
+        """Nothing more is read."""
+        return  # whoever has opened nothing has nothing to do
+
     @abstractmethod
     def _get(self, mini_batch: int, device: torch.device) -> tuple[Any, int]: ...
 
@@ -72,6 +76,9 @@ class _InThread(Reader):
         # What was reserved and then taken by another learner is forgotten.
         before = self._under_way
         wanted = [n for n in (mini_batch, following) if n >= 0]
+        for n, future in before.items():
+            if n not in wanted:
+                future.cancel()
         self._under_way = {n: before[n] if n in before else self._start(n) for n in wanted}
 
     def _start(self, mini_batch: int) -> Future[tuple[Any, int]]:
@@ -88,6 +95,9 @@ class _InProcess(Reader):
         super().__init__()
         self._loader = LoaderProcess(mini_batches)
         self._under_way: dict[int, Request] = {}
+
+    def close(self) -> None:
+        self._loader.close()
 
     def expect(self, mini_batch: int, following: int) -> None:
         before = self._under_way

@@ -26,8 +26,10 @@ __all__ = [
     "pack_cancel",
     "pack_order",
     "pair",
+    "readable",
     "receive",
     "receive_json",
+    "receive_with_files",
     "send_json",
     "unpack_answer",
     "unpack_order",
@@ -142,15 +144,32 @@ def unpack_answer(message: bytes) -> Answer:
 
 def receive(channel: socket.socket) -> bytes:
     """The next message, waiting for it; empty when the other end is gone."""
-    try:
-        return channel.recv(_MAX_MESSAGE)
-    except ConnectionError:
-        return b""
+    return receive_with_files(channel, 0)[0]
+
+
+def receive_with_files(channel: socket.socket, max_files: int) -> tuple[bytes, list[int]]:
+    """The next message and the open files that came with it; empty when the other end is gone."""
+    while True:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, max_files)
+        except ConnectionResetError:
+            # It ended with something of ours unread, which is told once and before its last words.
+            continue
+        return message, descriptors
 
 
 def is_readable(channel: socket.socket, timeout: float) -> bool:
     """Whether a message comes (or the other end goes) within so many seconds."""
-    return bool(select.select([channel], [], [], timeout)[0])
+    return bool(readable([channel.fileno()], timeout))
+
+
+def readable(descriptors: list[int], timeout: float | None) -> set[int]:
+    """Those that can be read or whose other end is gone, within so many seconds."""
+    # Not select: that knows no descriptor above 1023, and a data set may have many files open.
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {found for found, _ in poll.poll(None if timeout is None else timeout * 1000.0)}
 
 
 # ------------------------------------------------------- what is not on a gradient's way
@@ -167,8 +186,5 @@ def send_json(channel: socket.socket, message: dict[str, Any], descriptors: list
 
 def receive_json(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """A message and the files that came with it; None when the other end is gone."""
-    try:
-        data, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 16)
-    except ConnectionError:
-        return None, []
+    data, descriptors = receive_with_files(channel, 16)
     return (json.loads(data) if data else None), descriptors

@@ -6,6 +6,7 @@ are forks of it and find everything ready, data included, without copying any.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from collections.abc import Callable
@@ -59,6 +60,9 @@ PREPARE: Final = f"{__name__}:prepare"
 SERVE: Final = f"{__name__}:serve"
 LEARN: Final = f"{__name__}:learn"
 EVALUATE: Final = f"{__name__}:evaluate"
+
+#: Letters of an error's text; a message must not be longer than its reader takes.
+_MAX_TEXT: Final = 8_000
 
 _FILE = re.compile(r"\.py(:|$)")
 
@@ -162,7 +166,8 @@ def learn(prepared: Prepared, descriptors: list[int], learner: int) -> None:
     parts = prepared.build()
     torch.set_num_threads(prepared.settings.threads)
     reader = open_reader(parts.mini_batches)
-    work(socket.socket(fileno=descriptors[0]), parts.learner, prepared.memory, reader)
+    with contextlib.closing(reader), socket.socket(fileno=descriptors[0]) as channel:
+        work(channel, parts.learner, prepared.memory, reader)
 
 
 def evaluate(prepared: Prepared, descriptors: list[int]) -> None:
@@ -170,7 +175,8 @@ def evaluate(prepared: Prepared, descriptors: list[int]) -> None:
     name_process("evaluator")
     parts = prepared.build()
     torch.set_num_threads(prepared.settings.threads)
-    serve_evaluations(parts, socket.socket(fileno=descriptors[0]))
+    with socket.socket(fileno=descriptors[0]) as channel:
+        serve_evaluations(parts, channel)
 
 
 def serve(
@@ -188,25 +194,43 @@ def serve(
     name_process("server")
     parts = prepared.build()
     torch.set_num_threads(prepared.settings.threads)
-    engine = LocalEngine(
-        parts.server,
-        prepared.memory,
-        parts.delays if parts.has_delays else None,
-        socket.socket(fileno=descriptors[0]),
-        prepared.settings.learners,
-        prepared.settings.max_time,
-    )
+    with contextlib.ExitStack() as stack:
+        control, *evaluators = [
+            stack.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors
+        ]
+        engine = LocalEngine(
+            parts.server,
+            prepared.memory,
+            parts.delays if parts.has_delays else None,
+            control,
+            prepared.settings.learners,
+            prepared.settings.max_time,
+        )
+        stack.callback(engine.close)
+        _serve_and_tell(parts, engine, evaluators, RunFolder(folder), is_resumed, is_heard)
+
+
+def _serve_and_tell(
+    parts: Parts,
+    engine: LocalEngine,
+    evaluators: list[socket.socket],
+    folder: RunFolder,
+    is_resumed: bool,
+    is_heard: bool,
+) -> None:
     try:
-        _serve(parts, engine, descriptors[1:], RunFolder(folder), is_resumed, is_heard)
+        _serve(parts, engine, evaluators, folder, is_resumed, is_heard)
+        engine.tell_supervisor({"ended": True})
     except RunFailed as error:
-        told = {"failed": type(error).__name__, "message": str(error), "result": error.result}
+        text = str(error)[:_MAX_TEXT]
+        told = {"failed": type(error).__name__, "message": text, "result": error.result}
         engine.tell_supervisor(told)
 
 
 def _serve(
     parts: Parts,
     engine: LocalEngine,
-    evaluators: list[int],
+    evaluators: list[socket.socket],
     folder: RunFolder,
     is_resumed: bool,
     is_heard: bool,
@@ -240,10 +264,11 @@ def _serve(
         writer.close()
 
 
-def _evaluation(parts: Parts, engine: LocalEngine, evaluators: list[int]) -> Evaluation:
+def _evaluation(parts: Parts, engine: LocalEngine, evaluators: list[socket.socket]) -> Evaluation:
     if not is_evaluated(parts):
         return Nowhere()
     if evaluators:
-        channel = socket.socket(fileno=evaluators[0])
-        return Elsewhere(parts, channel, lambda text: engine.tell_supervisor({"warning": text}))
+        return Elsewhere(
+            parts, evaluators[0], lambda text: engine.tell_supervisor({"warning": text})
+        )
     return Deferred(parts)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import gruppetto.errors as errors
 from gruppetto.engines.local.forkserver import ForkServer, Template
-from gruppetto.engines.local.wire import pair, receive_json, send_json
+from gruppetto.engines.local.wire import is_readable, pair, receive_json, send_json
 from gruppetto.errors import RunFailed
 from gruppetto.runs.execute import Run, history_of, stopping_on_signals
 from gruppetto.runs.folder import RunFolder
@@ -40,7 +40,11 @@ def prepare_processes(settings: Settings, ingredients: Ingredients) -> Template:
     Raises:
         UsageError: the task cannot be sent or loaded there.
     """
-    template = ForkServer.shared(GET_READY).template(PREPARE, pack(settings, ingredients))
+    payload = pack(settings, ingredients)
+    try:
+        template = ForkServer.shared(GET_READY).template(PREPARE, payload)
+    except RunFailed:  # it has ended since the last run, and nobody knew
+        template = ForkServer.shared(GET_READY).template(PREPARE, payload)
     try:
         template.wait_until_prepared()
     except BaseException:
@@ -117,6 +121,10 @@ class Supervisor:
         os.set_blocking(self._wake, False)
         self._stop_reason: str | None = None
         self._is_stopped = False
+        #: Nothing more comes from the server.
+        self._is_deaf = False
+        #: The server has written the last row of the trace.
+        self._has_ended = False
         self._failure: RunFailed | None = None
         self._server_pid = self._evaluator_pid = -1
         #: Process id -> learner and its slot.
@@ -146,13 +154,17 @@ class Supervisor:
                     if self._awake in ready:
                         os.read(self._awake, 4096)
                         self._tell({"stop": self._stop_reason})
-                    if self._server in ready:
-                        self._hear_server(selector)
-                    if self._template in ready:
-                        self._see_ends()
+                    self._hear_server()
+                    if self._is_deaf and self._server in ready:
+                        selector.unregister(self._server)
+                    self._see_ends()
                     self._follow(follower)
             self._follow(follower)
+        except RunFailed as error:  # the template is gone
+            error.result = error.result or self._no_result()
+            raise
         finally:
+            self._stop_reason = self._stop_reason or "ended"  # the pipe is closed to handlers
             self._template.close()
             self._server.close()
             self._server_end.close()
@@ -205,38 +217,53 @@ class Supervisor:
         with contextlib.suppress(OSError):  # it has ended; the template will say how
             send_json(self._server, message, descriptors or [])
 
-    def _hear_server(self, selector: selectors.BaseSelector) -> None:
-        message, _ = receive_json(self._server)
-        if message is None:
-            selector.unregister(self._server)
-        elif "stopped" in message:
-            self._is_stopped = True
-            # What they compute now is for nothing, and takes cores from the evaluation.
-            for pid in self._learners:
-                self._template.kill(pid)
-        elif "failed" in message:
-            kind = getattr(errors, message["failed"])
-            self._failure = kind(message["message"], message["result"])
-        elif "warning" in message:
-            self._bar.warn(message["warning"])
+    def _hear_server(self) -> None:
+        """All that it has said."""
+        while not self._is_deaf and is_readable(self._server, 0.0):
+            message, _ = receive_json(self._server)
+            if message is None:
+                # Whoever ends from now on ends because the server did.
+                self._is_deaf = self._is_stopped = True
+            elif "stopped" in message:
+                self._is_stopped = True
+                # What they compute now is for nothing, and takes cores from the evaluation.
+                for pid in self._learners:
+                    self._template.kill(pid)
+            elif "ended" in message:
+                self._has_ended = True
+            elif "failed" in message:
+                kind = getattr(errors, message["failed"])
+                self._failure = kind(message["message"], message["result"])
+            elif "warning" in message:
+                self._bar.warn(message["warning"])
 
     def _see_ends(self) -> None:
-        for pid, code in self._template.take_ended():
-            if pid == self._server_pid:
-                self._server_pid = -1
-                if code and self._failure is None:
-                    self._failure = RunFailed(
-                        f"the server process {_how(code)}; the run in {self._folder.path} can be "
-                        "resumed from its last checkpoint",
-                        {"run": str(self._folder.path), "stopped_by": RunFailed.stopped_by},
-                    )
-            elif pid == self._evaluator_pid:
-                if not self._is_stopped:
-                    self._bar.warn(f"the process that evaluates {_how(code)}")
-            elif pid in self._learners:
-                learner, slot = self._learners.pop(pid)
-                if not self._is_stopped:
-                    self._replace(learner, slot, pid, code)
+        # Again, because starting a replacement may take further ends in.
+        while ended := self._template.take_ended():
+            # What made them end, the server had said before.
+            self._hear_server()
+            for pid, code in ended:
+                self._see_end(pid, code)
+
+    def _see_end(self, pid: int, code: int) -> None:
+        if pid == self._server_pid:
+            self._server_pid = -1
+            if self._failure is None and not self._has_ended:
+                self._failure = RunFailed(
+                    f"the server process {_how(code)}; the run in {self._folder.path} can be "
+                    "resumed from its last checkpoint",
+                    self._no_result(),
+                )
+        elif pid == self._evaluator_pid:
+            if not self._is_stopped:
+                self._bar.warn(f"the process that evaluates {_how(code)}")
+        elif pid in self._learners:
+            learner, slot = self._learners.pop(pid)
+            if not self._is_stopped:
+                self._replace(learner, slot, pid, code)
+
+    def _no_result(self) -> dict[str, Any]:
+        return {"run": str(self._folder.path), "stopped_by": RunFailed.stopped_by}
 
     def _replace(self, learner: int, slot: int, pid: int, code: int) -> None:
         reason = _how(code)
@@ -251,7 +278,7 @@ class Supervisor:
             self._bar.warn(f"{text}; learner {self._next_learner} takes its place ({of})")
             self._start_learner(slot)
         else:
-            self._bar.warn(f"{text}; the run goes on with {len(self._learners)}")
+            self._bar.warn(f"{text}; the run goes on with {len(self._learners) or 'none'}")
 
     def _follow(self, follower: Follower) -> None:
         for row in follower.rows():

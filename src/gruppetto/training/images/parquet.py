@@ -23,6 +23,8 @@ __all__ = ["find_parquet", "read_parquet"]
 #: What the hub calls the column of pictures: CIFAR-10 has the one, MNIST the other.
 _PICTURES = ("img", "image")
 _LABELS = "label"
+#: Pillow's names of modes in words.
+_WORDS = {"L": "grey", "RGB": "colour"}
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
 
 
@@ -139,6 +141,6 @@ def _decode(encoded: bytes | None, kind: ImageKind, where: str) -> npt.NDArray[n
         ) from None
     mode, (width, height) = found
     raise TaskError(
-        f"{where}: expected {kind.mode} of {kind.size}x{kind.size} pixels, got {mode} of "
-        f"{width}x{height}"
+        f"{where}: expected {_WORDS[kind.mode]} of {kind.size}x{kind.size} pixels, got "
+        f"{_WORDS.get(mode, mode)} of {width}x{height}"
     )

@@ -25,7 +25,7 @@ def _resnet(depth: int) -> ImageModel:
     return ImageModel(
         build,
         f"Residual network of {depth} layers for CIFAR-10 (He et al. 2016), option-A shortcuts.",
-        optimizer="sgd:lr=0.1,momentum=0.9,weight_decay=1e-4",
+        optimizer="sgd:lr=0.05,momentum=0.9,weight_decay=1e-4",
         batch_size=128,
         epochs=30,
         augment=True,
