@@ -16,9 +16,9 @@ import gruppetto
 
 SOURCE = Path(gruppetto.__file__).parent
 #: A room imports only rooms above it.
-ROOMS = ("errors", "spec", "staleness", "delays", "protocols", "trace", "training", "engines",
-         "runs", "report", "cli", "testing")  # fmt: skip
-PURE = ("staleness", "delays", "protocols")
+ROOMS = ("errors", "spec", "staleness", "delays", "protocols", "theory", "trace", "training",
+         "engines", "runs", "report", "cli", "testing")  # fmt: skip
+PURE = ("staleness", "delays", "protocols", "theory")
 IMPURE_MODULES = {"torch", "time", "datetime", "os", "io", "pathlib", "threading", "socket",
                   "subprocess", "multiprocessing", "asyncio", "random", "tempfile"}  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -81,7 +81,9 @@ def test_report_knows_nothing_of_training_or_engines() -> None:
             assert not rooms & {"training", "engines", "runs"}, path
 
 
-@pytest.mark.parametrize("module", ["gruppetto.protocols", "gruppetto.trace", "gruppetto.report"])
+@pytest.mark.parametrize(
+    "module", ["gruppetto.protocols", "gruppetto.theory", "gruppetto.trace", "gruppetto.report"]
+)
 def test_reading_and_planning_do_not_wait_for_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

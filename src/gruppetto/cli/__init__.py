@@ -24,6 +24,7 @@ from gruppetto.cli.listing import (
 )
 from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.cli.replay import export, replay
+from gruppetto.cli.simulate import simulate
 from gruppetto.cli.train import resume, train
 from gruppetto.errors import GruppettoError, RunFailed
 
@@ -42,6 +43,7 @@ def cli() -> None:
 for _command in (
     train,
     compare,
+    simulate,
     resume,
     replay,
     report,

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gruppetto.delays.distributions import Constant, Delay, Floats
+from gruppetto.delays.distributions import Constant
+from gruppetto.delays.law import Delay, Floats
 from gruppetto.errors import InvalidSetting
 
 __all__ = ["KeyedDelays", "keyed_uniforms"]
