@@ -72,7 +72,8 @@ def test_probabilities_and_quantiles_rise_and_agree(law: Delay, q: list[float]) 
     assert (np.diff(law.cdf(x)) >= 0.0).all()
     assert (np.diff(law.sf(x)) <= 0.0).all()
     assert law.cdf(x) + law.sf(x) == pytest.approx(1.0, abs=1e-12)
-    assert (law.cdf(x) >= probabilities * (1.0 - 1e-9)).all()
+    # Seconds themselves are rounded, which a narrow law far from 0 feels most.
+    assert (law.cdf(x * (1.0 + 1e-14)) >= probabilities * (1.0 - 1e-9)).all()
     if not isinstance(law, Bimodal):  # where it jumps, 1 - q may round across
         assert law.upper_quantile(1.0 - probabilities) == pytest.approx(x, rel=1e-9)
 

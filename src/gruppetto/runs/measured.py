@@ -117,12 +117,12 @@ def _read_work(trace: Trace, spans: _Spans) -> None:
 
 def _fold(trace: Trace, settings: Settings, spans: _Spans, folder: Path) -> None:
     """Feed the events again: commands, and who computes what since when, follow from them."""
-    from gruppetto.runs.parts import _num_mini_batches, build_coordinator  # it imports this module
+    from gruppetto.runs.parts import build_coordinator, count_mini_batches  # it imports this module
 
     per_epoch = _batches_per_epoch(trace, settings.batch_size)
     total = None
     if settings.epochs is not None and per_epoch is not None:
-        total = _num_mini_batches(settings.epochs, per_epoch)
+        total = count_mini_batches(settings.epochs, per_epoch)
     coordinator = build_coordinator(settings, total, per_epoch or 1)
     digest = MessageDigest()
     started: dict[int, tuple[int, float]] = {}

@@ -11,10 +11,11 @@ import psutil
 import torch
 from torch import Tensor
 
-from gruppetto.delays import DELAYS, Constant, KeyedDelays
+from gruppetto.delays import Constant, KeyedDelays
 from gruppetto.engines.faults import FAULT_PLANS, FaultPlan
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
+from gruppetto.runs.measured import load_delay
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.staleness import MODULATIONS
 from gruppetto.training.clipping import CLIPS
@@ -30,6 +31,7 @@ __all__ = [
     "Parts",
     "build_coordinator",
     "build_parts",
+    "count_mini_batches",
     "predict_local_memory",
     "predict_memory",
     "prepared_torch",
@@ -115,8 +117,8 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
     nothing = None if settings.engine == "virtual" else Constant(value=0.0)
     delays = KeyedDelays(
         settings.seed,
-        nothing if settings.delay is None else DELAYS.parse(settings.delay),
-        {learner: DELAYS.parse(text) for learner, text in settings.delays.items()},
+        nothing if settings.delay is None else load_delay(settings.delay),
+        {learner: load_delay(text) for learner, text in settings.delays.items()},
         settings.learners,
     )
     task = ingredients.task
@@ -145,7 +147,7 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
         target.is_reached(server.evaluate(0, settings.seed))
     learner = Learner(task, server.replica(), server.layout, mini_batches, settings.seed, device)
     per_epoch = mini_batches.per_epoch
-    total = None if settings.epochs is None else _num_mini_batches(settings.epochs, per_epoch)
+    total = None if settings.epochs is None else count_mini_batches(settings.epochs, per_epoch)
     return Parts(
         settings=settings,
         coordinator=build_coordinator(settings, total, per_epoch),
@@ -173,7 +175,7 @@ def build_coordinator(
     """
     warmup = 0
     if settings.warmup is not None:
-        warmup = _num_mini_batches(WARMUPS.parse(settings.warmup).epochs, batches_per_epoch)
+        warmup = count_mini_batches(WARMUPS.parse(settings.warmup).epochs, batches_per_epoch)
     return Coordinator(
         PROTOCOLS.parse(settings.protocol),
         range(settings.learners),
@@ -186,7 +188,8 @@ def build_coordinator(
     )
 
 
-def _num_mini_batches(epochs: float, per_epoch: int) -> int:
+def count_mini_batches(epochs: float, per_epoch: int) -> int:
+    """Mini-batches of so many epochs, the last one begun counted whole."""
     # 10 * (0.1 + 0.2) mini-batches are 3, though floats make it a little more.
     return max(1, math.ceil(epochs * per_epoch - 1e-9))
 

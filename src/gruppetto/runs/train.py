@@ -15,6 +15,7 @@ from gruppetto.errors import InvalidSetting, TaskError
 from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol
 from gruppetto.runs.execute import Run
 from gruppetto.runs.local import start_early
+from gruppetto.runs.measured import load_delay
 from gruppetto.runs.parts import Ingredients
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.start import start_run
@@ -141,15 +142,16 @@ def plan_run(
         ("warmup", WARMUPS),
         ("scale_lr", RATE_SCALINGS),
         ("scale_batch", BATCH_SCALINGS),
-        ("delay", DELAYS),
         ("clip", CLIPS),
         ("faults", FAULT_PLANS),
     ]
     for key, registry in registries:
         if key in values:
             values[key] = registry.format(registry.parse(values[key]))
+    if "delay" in values:
+        values["delay"] = DELAYS.format(load_delay(values["delay"]))
     values["delays"] = {
-        learner: DELAYS.format(DELAYS.parse(law)) for learner, law in given["delays"].items()
+        learner: DELAYS.format(load_delay(law)) for learner, law in given["delays"].items()
     }
     factory = _optimizer(values.pop("optimizer", None), loaded)
     values["optimizer"] = _nameable(factory)
