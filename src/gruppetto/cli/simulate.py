@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -33,8 +35,8 @@ _WIDTH: Final = 130
 
 
 @click.command(
-    epilog="Example: gruppetto simulate --protocol hardsync --protocol k-async:k=16 "
-    "--learners 20 --delay pareto:shape=2,scale=1"
+    epilog="Example: gruppetto simulate --sweep k --learners 20 --delay pareto:shape=2,scale=1 "
+    "--report simulation.html"
 )
 @click.option(
     "--protocol",
@@ -44,6 +46,12 @@ _WIDTH: Final = 130
     help="Who waits for whom; see `gruppetto protocols`. Several make a table.  [hardsync]",
 )
 @click.option("--learners", multiple=True, type=int, help="How many. Several make a table.  [4]")
+@click.option(
+    "--sweep",
+    type=click.Choice(["k"]),
+    help="k: k-sync, k-batch-sync, k-async and k-batch-async, each with up to eight K from 1 to "
+    "the number of learners; beside what --protocol names.",
+)
 @click.option(
     "--delay",
     multiple=True,
@@ -59,15 +67,30 @@ _WIDTH: Final = 130
     default=1,
     help="Simulate so often, with the next seed each time; medians are shown.  [1]",
 )
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Write one page with plots and the table.",
+)
+@click.option(
+    "--png",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Draw time per update: against K or learners, where there are several for a line.",
+)
 @quiet
 @as_json
 def simulate(
     protocols: tuple[str, ...],
     learners: tuple[int, ...],
+    sweep: str | None,
     delay: tuple[str, ...],
     updates: int,
     seed: int,
     repeats: int,
+    report: Path | None,
+    png: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -81,22 +104,47 @@ def simulate(
     laws, own = split_delays(delay)
     if len(laws) > 1:
         raise InvalidSetting(f"delay: expected one law for all learners, got {' and '.join(laws)}")
+    for name, path in (("report", report), ("png", png)):
+        if path is not None and path.is_dir():
+            raise InvalidSetting(f"{name}: expected a file, got the folder {path}")
+    protocols = protocols or (() if sweep else ("hardsync",))
+    law = laws[0] if laws else "constant:value=1"
     records = simulate_all(
-        protocols or ("hardsync",),
+        protocols,
         learners or (4,),
-        delay=laws[0] if laws else "constant:value=1",
+        sweep=sweep is not None,
+        delay=law,
         delays=own,
         updates=updates,
         seed=seed,
         repeats=repeats,
         progress=False if quiet else None,
     )
-    if not as_json:
-        _show(records)
-    elif len(records) == 1:
-        print_json(records[0])
-    else:
-        print_json({"runs": records, "report": None})
+    if report is not None:
+        from gruppetto.report.simulation_page import write_simulation_page
+
+        words = ["gruppetto", "simulate"]
+        words += [word for each in protocols for word in ("--protocol", each)]
+        words += ["--sweep", sweep] if sweep else []
+        words += [word for each in learners or (4,) for word in ("--learners", str(each))]
+        words += [word for each in delay or (law,) for word in ("--delay", each)]
+        words += ["--updates", str(updates), "--seed", str(seed), "--repeats", str(repeats)]
+        words += ["--report", report.name]
+        write_simulation_page(records, report, shlex.join(words))
+    if png is not None:
+        from gruppetto.report.simulation_plots import update_times_png
+
+        update_times_png(records, png)
+    written = {
+        name: None if p is None else str(p) for name, p in (("report", report), ("png", png))
+    }
+    if as_json:
+        print_json({**records[0], **written} if len(records) == 1 else {"runs": records, **written})
+        return
+    _show(records)
+    for name, path in (("report", report), ("picture", png)):
+        if path is not None:
+            click.echo(f"{name}: {path}")
 
 
 def _show(records: list[dict[str, Any]]) -> None:

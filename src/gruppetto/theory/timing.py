@@ -24,7 +24,7 @@ from gruppetto.theory.timing_draws import BLOCK, Delays, Floats, Integers, Ring,
 if TYPE_CHECKING:
     from gruppetto.theory import timing_python
 
-__all__ = ["Delays", "Timing", "UpdateBlock", "simulate", "update_blocks"]
+__all__ = ["Delays", "Timing", "UpdateBlock", "simulate", "simulate_counting", "update_blocks"]
 
 #: About how many jobs are simulated between two reports of progress.
 _JOBS: Final = 2**18
@@ -98,6 +98,35 @@ def simulate(
     >>> round(timing.mean_update_time, 2), round(timing.mean_staleness, 2), timing.p95_staleness
     (0.28, 3.0, 10)
     """
+    timing, _ = simulate_counting(
+        protocol, delays, num_learners, num_updates, compiled=compiled, progress=progress
+    )
+    return timing
+
+
+def simulate_counting(
+    protocol: Protocol,
+    delays: Delays,
+    num_learners: int,
+    num_updates: int,
+    *,
+    compiled: bool | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[Timing, Integers]:
+    """The same as :func:`simulate`, and how many contributions had each staleness.
+
+    Returns:
+        The timing, and contributions per staleness from 0 on. That has at most 20 P / K + 2
+        entries: where ``max_staleness`` lies beyond, the last one is for all from there on.
+
+    >>> from gruppetto.delays import Constant, KeyedDelays
+    >>> from gruppetto.protocols import KBatchAsync
+    >>> _, counts = simulate_counting(
+    ...     KBatchAsync(k=2), KeyedDelays(0, Constant(value=2.0), {}, 3), 3, 4
+    ... )
+    >>> counts
+    array([2, 6])
+    """
     k = _num_to_wait(protocol, num_learners, num_updates)
     # No update makes more than the gradients under way older, so the mean is at most P / K and 5 %
     # cannot exceed twenty times that. What lies beyond is counted, not told apart.
@@ -119,7 +148,7 @@ def simulate(
         counts[0] = applied
     cancelled_each = num_learners - (k if protocol.cell.distinct else 1)
     at_or_below = np.cumsum(counts)
-    return Timing(
+    timing = Timing(
         updates=done,
         total_time=now,
         mean_update_time=now / done,
@@ -131,6 +160,7 @@ def simulate(
         mini_batches_cancelled=done * cancelled_each if protocol.cell.cancels else 0,
         idle_fraction=idle / (num_learners * now) if now > 0 else 0.0,
     )
+    return timing, counts[: highest + 1]
 
 
 def update_blocks(
