@@ -38,6 +38,8 @@ __all__ = [
 #: Bytes of a failure's text; the end of a traceback says most.
 _MAX_TEXT: Final = 24_000
 _MAX_MESSAGE: Final = 64_000
+#: Descriptors from here on are beyond select, which alone knows microseconds.
+_SELECT_LIMIT: Final = 1024
 
 
 class Kind(enum.IntEnum):
@@ -165,7 +167,9 @@ def is_readable(channel: socket.socket, timeout: float) -> bool:
 
 def readable(descriptors: list[int], timeout: float | None) -> set[int]:
     """Those that can be read or whose other end is gone, within so many seconds."""
-    # Not select: that knows no descriptor above 1023, and a data set may have many files open.
+    if max(descriptors) < _SELECT_LIMIT:
+        return set(select.select(descriptors, [], [], timeout)[0])
+    # A data set may have many files open. Sleeps are then rounded up to a millisecond.
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
