@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gruppetto.runs.compare import compare
     from gruppetto.runs.execute import Run
     from gruppetto.runs.export import export
+    from gruppetto.runs.plan import plan
     from gruppetto.runs.replay import replay
     from gruppetto.runs.start import resume
     from gruppetto.runs.train import train
@@ -84,6 +85,7 @@ _HOMES = {
     "compare": "gruppetto.runs.compare",
     "export": "gruppetto.runs.export",
     "optimizer": "gruppetto.training.optimizers",
+    "plan": "gruppetto.runs.plan",
     "replay": "gruppetto.runs.replay",
     "resume": "gruppetto.runs.start",
     "schedule": "gruppetto.training.optimizers",
@@ -124,6 +126,7 @@ __all__ = [
     "compare",
     "export",
     "optimizer",
+    "plan",
     "replay",
     "resume",
     "schedule",

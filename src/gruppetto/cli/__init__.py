@@ -23,6 +23,7 @@ from gruppetto.cli.listing import (
     warmups,
 )
 from gruppetto.cli.output import Failed, Interrupted, print_json
+from gruppetto.cli.plan import plan
 from gruppetto.cli.replay import export, replay
 from gruppetto.cli.simulate import simulate
 from gruppetto.cli.train import resume, train
@@ -44,6 +45,7 @@ for _command in (
     train,
     compare,
     simulate,
+    plan,
     resume,
     replay,
     report,

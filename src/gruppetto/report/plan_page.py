@@ -301,7 +301,7 @@ def _bins(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
 def _settings(result: Mapping[str, Any], delay: Mapping[str, Any]) -> dict[str, str]:
     """What the plan was made from: plain values of the result."""
     settings = {"delay": str(delay["spec"])} if "spec" in delay else {}
-    if "n" in delay:
+    if delay.get("n") is not None:
         settings["measured times"] = f"{delay['n']:,}"
     left = ("candidates", "delay", "recommendation", "why", "report", "png")
     for key, value in result.items():
