@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gruppetto.errors import TaskError
-from gruppetto.training.images import parquet, torchvision
+from gruppetto.training.images import torchvision
 from gruppetto.training.images.kinds import MNIST, ImageKind, Split
 
 __all__ = ["describe_layouts", "read_images"]
@@ -44,6 +44,9 @@ def read_images(folder: str | Path, kind: ImageKind, split: Split) -> tuple[Tens
         raise TaskError(
             f"{kind.name}: {folder} {what}; expected a folder with {describe_layouts(kind)}"
         )
+    # Only now: its library keeps a thread, which processes that fork others should not have.
+    from gruppetto.training.images import parquet
+
     if paths := parquet.find_parquet(folder, kind, split):
         parts = [parquet.read_parquet(path, kind) for path in paths]
     elif kind == MNIST and (files := torchvision.find_idx(folder, split)):
