@@ -247,8 +247,12 @@ def dies_at_birth(nth: int = 2) -> gp.Task:
         nonlocal count
         if Path("/proc/self/comm").read_text() == "gp template\n":
             count += 1
-            if count == nth + 1:  # the one before has ended, and it is not known yet
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if count == nth + 1:  # the one before has ended, and it may not be known yet
+                until = time.monotonic() + 1.0
+                asked = os.WEXITED | os.WNOWAIT | os.WNOHANG
+                # Not for ever: where it is known already, nothing is left to wait for.
+                while os.waitid(os.P_ALL, 0, asked) is None and time.monotonic() < until:
+                    time.sleep(0.002)
 
     def after() -> None:
         if count == nth and Path("/proc/self/comm").read_text() == "gp template\n":
