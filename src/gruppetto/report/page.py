@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
@@ -21,8 +18,8 @@ from gruppetto.report.data import (
 )
 from gruppetto.report.load import load_runs
 from gruppetto.report.summary import remarks, summary, target_text, title
-from gruppetto.report.svg import to_svg
 from gruppetto.report.table import format_metric, rows
+from gruppetto.report.templating import Plot, drawn, render_template
 from gruppetto.trace.folder import write_atomically
 from gruppetto.trace.metrics import parse_target
 
@@ -32,15 +29,6 @@ __all__ = ["render_page", "write_page", "write_report"]
 _HASHES = ("weights_sha256", "state_sha256", "events_sha256")
 #: Tracebacks shown per run; a run that fails often fails the same way.
 _MAX_TRACEBACKS = 3
-
-
-@dataclass(frozen=True)
-class _Plot:
-    heading: str
-    #: What a reader who cannot see the picture is told.
-    description: str
-    caption: str
-    svg: Markup
 
 
 def write_report(runs: Sequence[str | Path], path: str | Path, target: str | None = None) -> Path:
@@ -81,18 +69,12 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
     """The page that :func:`write_page` writes, as text."""
     if not runs:
         raise InvalidSetting("a report needs at least one run, got none")
-    environment = Environment(
-        loader=PackageLoader("gruppetto.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     settings = [run.settings for run in runs]
     differing = differing_settings(settings)
     keys = dict.fromkeys(key for each in settings for key in each)
     versions = dict.fromkeys(key for run in runs for key in run.versions)
-    text = environment.get_template("page.html").render(
+    return render_template(
+        "page.html",
         title=title(runs),
         summary=summary(runs, target),
         remarks=remarks(runs),
@@ -117,10 +99,9 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
         hash_names=_HASHES,
         max_tracebacks=_MAX_TRACEBACKS,
     )
-    return text.rstrip() + "\n"
 
 
-def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[_Plot]:
+def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
     names = ", ".join(run.name for run in runs)
     metric = shared_metric(runs)
     error = plots.error_label(metric) if metric else ""
@@ -194,13 +175,4 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[_Plot]:
             time_plots.learners_time_caption(runs),
         ),
     ]
-    return [
-        _Plot(
-            heading=heading,
-            description=description.strip(),
-            caption=caption,
-            svg=Markup(to_svg(figure, f"plot{number}")),
-        )
-        for number, (figure, heading, description, caption) in enumerate(figures, start=1)
-        if figure is not None
-    ]
+    return drawn(figures)

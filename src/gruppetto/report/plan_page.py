@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
 from gruppetto.report.plan_plots import Band, measured_times, predictions
 from gruppetto.report.simulated import time_unit
-from gruppetto.report.simulation_page import Plot, render_template
-from gruppetto.report.svg import to_svg
 from gruppetto.report.table import format_number
+from gruppetto.report.templating import Plot, drawn, render_template
 from gruppetto.trace.folder import write_atomically
 
 __all__ = ["render_plan_page", "write_plan_page"]
@@ -258,11 +256,7 @@ def _plots(
             "bars: measured; line: the density of the law fitted to them",
         )
     )
-    return [
-        Plot(heading, description, caption, Markup(to_svg(figure, f"plot{number}")))
-        for number, (figure, heading, description, caption) in enumerate(figures, start=1)
-        if figure is not None
-    ]
+    return drawn(figures)
 
 
 def _measured(delay: Mapping[str, Any], law: str) -> Figure | None:

@@ -6,12 +6,9 @@ Everything comes in as the records of ``gruppetto simulate --json``; nothing is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
@@ -23,11 +20,11 @@ from gruppetto.report.simulated import (
     read_simulations,
     time_unit,
 )
-from gruppetto.report.svg import to_svg
 from gruppetto.report.table import format_number
+from gruppetto.report.templating import Plot, drawn, render_template
 from gruppetto.trace.folder import write_atomically
 
-__all__ = ["Plot", "render_simulation_page", "render_template", "write_simulation_page"]
+__all__ = ["render_simulation_page", "write_simulation_page"]
 
 _KINDS: Final = {
     "exact": "exact",
@@ -38,29 +35,6 @@ _DOTS: Final = (
     "dots: simulated; lines: what theory says, dashed where it is an upper bound; no line where "
     "it says nothing"
 )
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure on a page."""
-
-    heading: str
-    #: What a reader who cannot see the picture is told.
-    description: str
-    caption: str
-    svg: Markup
-
-
-def render_template(name: str, **values: object) -> str:
-    """A page of the report from its template."""
-    environment = Environment(
-        loader=PackageLoader("gruppetto.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name).render(**values).rstrip() + "\n"
 
 
 def write_simulation_page(
@@ -280,11 +254,7 @@ def _plots(cases: Sequence[Simulated], record: Mapping[str, Any]) -> list[Plot]:
             _spent_caption(cases),
         ),
     ]
-    return [
-        Plot(heading, description, caption, Markup(to_svg(figure, f"plot{number}")))
-        for number, (figure, heading, description, caption) in enumerate(figures, start=1)
-        if figure is not None
-    ]
+    return drawn(figures)
 
 
 def _spoken(case: Simulated) -> str:
