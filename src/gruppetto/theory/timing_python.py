@@ -90,8 +90,8 @@ class KBatchSyncCell(_Cell):
         return heap
 
 
-class KAsyncCell(_Cell):
-    """K distinct learners, who wait for the update; the rest goes on and arrives late."""
+class _GoingOnCell(_Cell):
+    """Nobody is cancelled: who works on which version is remembered from update to update."""
 
     def __init__(self, k: int, ring: Ring) -> None:
         super().__init__(k, ring)
@@ -99,6 +99,10 @@ class KAsyncCell(_Cell):
         self._agenda = [(self._draw(p), p, p, 0) for p in range(self._num_learners)]
         heapq.heapify(self._agenda)
         self._next_lease = self._num_learners
+
+
+class KAsyncCell(_GoingOnCell):
+    """K distinct learners, who wait for the update; the rest goes on and arrives late."""
 
     def advance(
         self, times: npt.NDArray[np.float64], staleness: npt.NDArray[np.int64] | None
@@ -121,15 +125,8 @@ class KAsyncCell(_Cell):
         self._time = now
 
 
-class KBatchAsyncCell(_Cell):
+class KBatchAsyncCell(_GoingOnCell):
     """K mini-batches; a finisher starts another at once, nobody waits or is cancelled."""
-
-    def __init__(self, k: int, ring: Ring) -> None:
-        super().__init__(k, ring)
-        self._version = 0
-        self._agenda = [(self._draw(p), p, p, 0) for p in range(self._num_learners)]
-        heapq.heapify(self._agenda)
-        self._next_lease = self._num_learners
 
     def advance(
         self, times: npt.NDArray[np.float64], staleness: npt.NDArray[np.int64] | None
