@@ -17,16 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from planner_regret import train
 from scipy.stats import rankdata, spearmanr
 
 import gruppetto as gp
-from gruppetto.protocols import PROTOCOLS
-from gruppetto.runs.plan_pilot import rate_keywords
-from gruppetto.theory.planner import Choice
 from gruppetto.training.tasks import load_task
 
 LAWS = ("exponential:mean=1", "pareto:shape=2,scale=0.5")
@@ -42,22 +39,6 @@ def cases(data: str | None) -> list[tuple[str, str, dict[str, Any]]]:
         told = {"data": data, "model": "softmax", "evaluate_every": 0.1}
         found.append(("mnist", "accuracy=0.89", told))
     return found
-
-
-def train(task: Any, base: dict[str, Any], candidate: Any, seed: int, limit: float) -> float:
-    """Seconds to the target, or the limit."""
-    size = candidate.batch_size
-    choice = Choice(PROTOCOLS.parse(candidate.protocol), size, candidate.learning_rate_factor)
-    rate = rate_keywords(choice, LEARNERS, {"batch_size": size})
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            run = gp.train(
-                task, engine="virtual", protocol=candidate.protocol, seed=seed, max_time=limit,
-                out=Path(folder) / "run", progress=False, **base, **rate,
-            )  # fmt: skip
-        except gp.Diverged:
-            return limit
-    return float(run.result["time"]) if run.result["stopped_by"] == "target" else limit
 
 
 def compare(

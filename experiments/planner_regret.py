@@ -80,7 +80,7 @@ def train(task: Any, base: dict[str, Any], candidate: Any, seed: int, limit: flo
     with tempfile.TemporaryDirectory() as folder:
         try:
             run = gp.train(
-                task, engine="virtual", protocol=candidate.protocol, target=TARGET, seed=seed,
+                task, engine="virtual", protocol=candidate.protocol, seed=seed,
                 max_time=limit, out=Path(folder) / "run", progress=False, **base,
                 **rate_keywords(choice, base["learners"], {"batch_size": candidate.batch_size}),
             )  # fmt: skip
@@ -88,19 +88,19 @@ def train(task: Any, base: dict[str, Any], candidate: Any, seed: int, limit: flo
             return limit
     if run.result["stopped_by"] == "interrupted":
         raise KeyboardInterrupt
-    return round(float(run.result["time"]), 2) if run.result["stopped_by"] == "target" else limit
+    return float(run.result["time"]) if run.result["stopped_by"] == "target" else limit
 
 
 def judge(task: Any, case: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    base = {"learners": case["learners"], "delay": case["delay"], "delays": case["delays"]}
+    base = {"target": TARGET, **{key: case[key] for key in ("learners", "delay", "delays")}}
     started = time.perf_counter()
-    found = gp.plan("digits", target=TARGET, progress=False, budget=arguments.budget, **base)
+    found = gp.plan("digits", progress=False, budget=arguments.budget, **base)
     planned = time.perf_counter() - started
     medians: dict[int, float] = {}
     times: dict[int, list[float]] = {}
     for number, candidate in enumerate(found.candidates):
         limit = LIMIT * min(medians.values()) if medians else 2000.0
-        times[number] = [train(task, base, candidate, seed, limit) for seed in JUDGES]
+        times[number] = [round(train(task, base, candidate, seed, limit), 2) for seed in JUDGES]
         medians[number] = statistics.median(times[number])
     chosen = found.candidates.index(found.recommendation)
     best = min(medians, key=lambda n: medians[n])
@@ -108,7 +108,7 @@ def judge(task: Any, case: dict[str, Any], arguments: argparse.Namespace) -> dic
     close = {n for n in medians if medians[n] <= CLOSE * medians[best]} | {chosen}
     limit = LIMIT * medians[best]
     more = {
-        n: [train(task, base, found.candidates[n], seed, limit) for seed in MORE_JUDGES]
+        n: [round(train(task, base, found.candidates[n], seed, limit), 2) for seed in MORE_JUDGES]
         for n in sorted(close)
     }
     means = {n: math.exp(statistics.mean(map(math.log, seen))) for n, seen in more.items()}
