@@ -16,7 +16,8 @@ import pytest
 import gruppetto as gp
 from gruppetto.delays import DELAYS, Empirical, Exponential, KeyedDelays, fit
 from gruppetto.errors import InvalidSetting, RunFolderError, TraceError
-from gruppetto.runs.measured import load_delay, measured_delays, read_seconds
+from gruppetto.runs.measured import measured_delays
+from gruppetto.runs.seconds import load_delay, read_seconds
 from gruppetto.trace import TraceWriter, WorkRow
 from gruppetto.trace.files import segment_files
 

@@ -24,11 +24,11 @@ class Empirical(Delay):
     is one of the values, and mean and variance are exactly those of the values.
 
     A spec names a file; as this room reads none, the law then has no values until
-    ``gruppetto.runs.measured.load_delay`` has given it some. A law made of values alone has no
+    ``gruppetto.runs.seconds.load_delay`` has given it some. A law made of values alone has no
     spec that could be read back.
 
     Args:
-        file: where the values are; see ``gruppetto.runs.measured.read_seconds``.
+        file: where the values are; see ``gruppetto.runs.seconds.read_seconds``.
 
     Raises:
         InvalidSetting: a file's name that a spec cannot hold.

@@ -35,6 +35,7 @@ __all__ = [
     "Evaluation",
     "Metrics",
     "Nowhere",
+    "choose_evaluation",
     "evaluate_version",
     "finite_or_none",
     "is_evaluated",
@@ -233,6 +234,13 @@ def is_evaluated(parts: Parts) -> bool:
     """Whether there is anything to evaluate, and it is wanted."""
     task = parts.server.task
     return parts.settings.evaluate != "off" and (task.test is not None or task.evaluate is not None)
+
+
+def choose_evaluation(parts: Parts, live: Callable[[], Evaluation]) -> Evaluation:
+    """What the settings ask for; ``live`` makes the kind that the engine has for it."""
+    if not is_evaluated(parts):
+        return Nowhere()
+    return Deferred(parts) if parts.settings.evaluate == "deferred" else live()
 
 
 def finite_or_none(metrics: dict[str, float]) -> Metrics:

@@ -72,7 +72,7 @@ def export_tensorboard(run: str | Path, out: str | Path) -> Path:
         # TensorBoard would draw both as one zigzag line.
         raise RunFolderError(f"{path} holds TensorBoard event files already; choose another folder")
     rows = list(follow_rows(folder.trace))
-    log = TensorBoardLog(path, start=(folder.path / "config.json").stat().st_mtime)
+    log = TensorBoardLog(path, start=folder.started_at())
     try:
         for row in rows:
             log.row(row)

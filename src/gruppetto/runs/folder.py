@@ -115,6 +115,10 @@ class RunFolder:
         """What the run was made with."""
         return read_config(self.path).versions
 
+    def started_at(self) -> float:
+        """When the run began, in seconds since 1970."""
+        return (self.path / "config.json").stat().st_mtime
+
     # ------------------------------------------------------- initial weights
 
     def save_initial(self, state: Mapping[str, Tensor]) -> None:

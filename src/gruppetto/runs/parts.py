@@ -13,9 +13,10 @@ from torch import Tensor
 
 from gruppetto.delays import Constant, KeyedDelays
 from gruppetto.engines.faults import FAULT_PLANS, FaultPlan
+from gruppetto.engines.local.memory import MemoryPlan
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
-from gruppetto.runs.measured import load_delay
+from gruppetto.runs.seconds import load_delay
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.staleness import MODULATIONS
 from gruppetto.training.clipping import CLIPS
@@ -214,10 +215,11 @@ def predict_local_memory(
     """Bytes that weights and gradients of a run with real processes take at most, roughly.
 
     Two vectors for each learner's own (weights and gradients), four for the server's (weights, two
-    of optimizer state, one being summed), what they share (a version each and two more, two
-    gradients each and K held), and the snapshots that wait for their evaluation.
+    of optimizer state, one being summed), what they share, and the snapshots that wait for their
+    evaluation.
     """
-    shared = 3 * num_learners + 2 + protocol.num_to_wait(num_learners)
+    plan = MemoryPlan.for_run(num_learners, protocol.num_to_wait(num_learners))
+    shared = plan.num_versions + plan.num_gradients
     return (2 * num_learners + 4 + shared + num_snapshots) * vector_bytes
 
 

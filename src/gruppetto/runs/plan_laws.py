@@ -12,7 +12,8 @@ import numpy as np
 
 from gruppetto.delays import DELAYS, Delay, Empirical, Fit, fit
 from gruppetto.errors import InvalidSetting
-from gruppetto.runs.measured import load_delay, measured_delays, read_seconds
+from gruppetto.runs.measured import measured_delays
+from gruppetto.runs.seconds import load_delay, read_seconds
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.theory.planner import Machines
 from gruppetto.trace.folder import read_config

@@ -49,13 +49,20 @@ class Saved:
         return sorted(learners, key=lambda learner: (learner in computing, learner))
 
 
-def read_saved(folder: RunFolder, parts: Parts) -> Saved:
-    """Read the newest checkpoint and bring fresh parts to where it was made.
+def read_saved(
+    folder: RunFolder, checkpoint: tuple[int, dict[str, Tensor], dict[str, Any]], parts: Parts
+) -> Saved:
+    """Bring fresh parts to where a run's checkpoint was made.
+
+    Args:
+        folder: of the run.
+        checkpoint: as :meth:`RunFolder.load_checkpoint` gives it.
+        parts: of the run; changed.
 
     Raises:
-        RunFolderError: no checkpoint, or the run is complete.
+        RunFolderError: the run is complete.
     """
-    row, tensors, plain = folder.load_checkpoint()
+    row, tensors, plain = checkpoint
     trace = read_trace(folder.trace, up_to=row)
     events = [(r.time, r.decode()) for r in trace.events]
     history = [(time, event, parts.coordinator.handle(event)) for time, event in events]

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from gruppetto.delays import DELAYS, Delay, KeyedDelays
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, Cell, Protocol
-from gruppetto.runs.measured import load_delay
 from gruppetto.runs.progress import Progress
+from gruppetto.runs.seconds import load_delay
 from gruppetto.theory.runtime import update_time
 from gruppetto.theory.timing import Timing, simulate_counting
 

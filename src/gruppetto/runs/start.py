@@ -13,7 +13,7 @@ from torch import Tensor
 from gruppetto.engines.local.forkserver import Template
 from gruppetto.engines.virtual import VirtualEngine
 from gruppetto.errors import RunFolderError
-from gruppetto.runs.evaluation import AtOnce, Deferred, Evaluation, Nowhere, is_evaluated
+from gruppetto.runs.evaluation import AtOnce, choose_evaluation
 from gruppetto.runs.execute import Run, conclude, history_of, stopping_on_signals
 from gruppetto.runs.folder import RunFolder, new_folder
 from gruppetto.runs.journal import Journal, Listener
@@ -83,11 +83,11 @@ def resume(
     folder = RunFolder.open(run)
     changed = {key: value for key, value in limits.items() if value is not None}
     settings = read_settings(Settings, {**folder.settings().model_dump(), **changed})
-    folder.load_checkpoint()
+    checkpoint = folder.load_checkpoint()
     with prepared_torch(settings):
         ingredients = recall(folder, settings, task, optimizer, schedule)
         parts = build_parts(settings, ingredients)
-        saved = read_saved(folder, parts)
+        saved = read_saved(folder, checkpoint, parts)
         with _prepared(settings, ingredients) as template:
             return _run(parts, template, folder, saved, None, progress, on_event)
 
@@ -173,9 +173,8 @@ def _run(
 
 def _tensorboard(folder: RunFolder, saved: Saved | None) -> TensorBoardLog:
     """A log of the whole run: one that is resumed is written again from its beginning."""
-    started = (folder.path / "config.json").stat().st_mtime
     path = folder.path / "tensorboard"
-    log = TensorBoardLog(path, start=started, replaces=saved is not None)
+    log = TensorBoardLog(path, start=folder.started_at(), replaces=saved is not None)
     if saved is not None:
         for row in follow_rows(folder.trace, up_to=saved.row):
             log.row(row)
@@ -214,10 +213,10 @@ def _run_virtually(
         versions = engine.gradients.in_use()
         return pack_versions(versions), {"versions": list(versions)}
 
+    # Virtual time stands still while the newest version is evaluated.
+    evaluation = choose_evaluation(parts, lambda: AtOnce(parts))
     writer = TraceWriter(folder.trace, None if saved is None else saved.row)
-    journal = Journal(
-        parts, engine, folder, writer, bar, on_event, _evaluation(parts), engine_state
-    )
+    journal = Journal(parts, engine, folder, writer, bar, on_event, evaluation, engine_state)
     try:
         if saved is not None:
             numbers, device = saved.plain["versions"], torch.device(settings.device)
@@ -236,10 +235,3 @@ def _run_virtually(
         history=history_of(journal.evaluations),
         staleness=dict(sorted(parts.coordinator.staleness.histogram.items())),
     )
-
-
-def _evaluation(parts: Parts) -> Evaluation:
-    if not is_evaluated(parts):
-        return Nowhere()
-    # Virtual time stands still while the newest version is evaluated.
-    return Deferred(parts) if parts.settings.evaluate == "deferred" else AtOnce(parts)

@@ -15,8 +15,8 @@ from gruppetto.errors import InvalidSetting, TaskError
 from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol
 from gruppetto.runs.execute import Run
 from gruppetto.runs.local import start_early
-from gruppetto.runs.measured import load_delay
 from gruppetto.runs.parts import Ingredients
+from gruppetto.runs.seconds import load_delay
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.start import start_run
 from gruppetto.spec import Registry

@@ -99,7 +99,6 @@ class LocalEngine(Engine):
         self._memory = memory
         self._delays = delays
         self._supervisor = supervisor
-        self._num_learners = num_learners
         self._max_time = max_time
         self._versions = Versions(memory)
         self._spaces = Blocks(memory.plan.num_gradients, "gradient")
@@ -205,7 +204,7 @@ class LocalEngine(Engine):
             for module, news in gradient.news.items():
                 tensors.update({f"held/{lease}/news/{module}/{n}": t for n, t in news.items()})
         counts = {"jobs_started": self._jobs_started, "num_restarted": self.num_restarted}
-        return tensors, {"versions": [], "held": held, **counts}
+        return tensors, {"held": held, **counts}
 
     def restore(
         self,

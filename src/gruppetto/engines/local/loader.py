@@ -23,7 +23,14 @@ from torch import Tensor
 from gruppetto.engines.local.forking import fork
 from gruppetto.engines.local.memory import share
 from gruppetto.engines.local.process import die_with_parent, name_process
-from gruppetto.engines.local.wire import is_readable, pair, receive, receive_with_files
+from gruppetto.engines.local.wire import (
+    is_readable,
+    pack_texts,
+    pair,
+    receive,
+    receive_with_files,
+    unpack_texts,
+)
 from gruppetto.engines.virtual import failure_reason
 from gruppetto.training.mini_batches import MiniBatches
 
@@ -34,7 +41,6 @@ _REQUEST: Final = struct.Struct("<qqq")
 #: ticket, block, samples (-1: it failed), start and size of the pickled rest, size of the block.
 _REPLY: Final = struct.Struct("<qqqqqq")
 _ALIGNMENT: Final = 64
-_MAX_TEXT: Final = 24_000
 
 
 class ReadingFailed(Exception):
@@ -115,8 +121,7 @@ class LoaderProcess:
         reply = self._arrived.pop(request.ticket)
         _, _, num_samples, start, size, _ = _REPLY.unpack_from(reply)
         if num_samples < 0:
-            texts = reply[_REPLY.size :].decode(errors="replace").partition("\0")
-            raise ReadingFailed(texts[0], texts[2])
+            raise ReadingFailed(*unpack_texts(reply[_REPLY.size :]))
         block = self._blocks[request.block]
         assert block is not None
         rest = block[start : start + size].numpy().tobytes()
@@ -168,10 +173,9 @@ def _load(channel: socket.socket, mini_batches: MiniBatches) -> None:
             packer.write(block, rest)
             reply = _REPLY.pack(ticket, which, num_samples, packer.end, len(rest), len(block))
         except Exception as error:
-            text = traceback.format_exc().encode(errors="replace")[-_MAX_TEXT:]
-            reason = failure_reason(error).replace("\0", " ").encode(errors="replace")
             size = 0 if descriptor is None else len(blocks[which] or ())
-            reply = _REPLY.pack(ticket, which, -1, 0, 0, size) + reason + b"\0" + text
+            texts = pack_texts(failure_reason(error), traceback.format_exc())
+            reply = _REPLY.pack(ticket, which, -1, 0, 0, size) + texts
         try:
             if descriptor is None:
                 channel.send(reply)

@@ -25,6 +25,7 @@ __all__ = [
     "pack_answer",
     "pack_cancel",
     "pack_order",
+    "pack_texts",
     "pair",
     "readable",
     "receive",
@@ -33,6 +34,7 @@ __all__ = [
     "send_json",
     "unpack_answer",
     "unpack_order",
+    "unpack_texts",
 ]
 
 #: Bytes of a failure's text; the end of a traceback says most.
@@ -133,15 +135,26 @@ def pack_answer(answer: Answer) -> bytes:
     )
     if answer.kind is not Kind.FAILED:
         return numbers
-    reason = answer.reason.replace("\0", " ").encode(errors="replace")[:_MAX_TEXT]
-    return numbers + reason + b"\0" + answer.traceback.encode(errors="replace")[-_MAX_TEXT:]
+    return numbers + pack_texts(answer.reason, answer.traceback)
 
 
 def unpack_answer(message: bytes) -> Answer:
     """What a learner says."""
     kind, lease, version, loss, num_samples, *spent = _ANSWER.unpack_from(message)
-    texts = message[_ANSWER.size :].decode(errors="replace").partition("\0")
-    return Answer(Kind(kind), lease, version, loss, num_samples, Spent(*spent), texts[0], texts[2])
+    texts = unpack_texts(message[_ANSWER.size :])
+    return Answer(Kind(kind), lease, version, loss, num_samples, Spent(*spent), *texts)
+
+
+def pack_texts(reason: str, traceback: str) -> bytes:
+    """What a failure says, cut to what a message holds; the end of a traceback says most."""
+    head = reason.replace("\0", " ").encode(errors="replace")[:_MAX_TEXT]
+    return head + b"\0" + traceback.encode(errors="replace")[-_MAX_TEXT:]
+
+
+def unpack_texts(message: bytes) -> tuple[str, str]:
+    """Reason and traceback."""
+    reason, _, traceback = message.decode(errors="replace").partition("\0")
+    return reason, traceback
 
 
 def receive(channel: socket.socket) -> bytes:

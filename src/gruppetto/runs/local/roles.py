@@ -7,9 +7,8 @@ are forks of it and find everything ready, data included, without copying any.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,11 +23,9 @@ from gruppetto.engines.local.process import name_process
 from gruppetto.engines.local.reader import open_reader
 from gruppetto.errors import RunFailed, TaskError
 from gruppetto.runs.evaluation import (
-    Deferred,
     Elsewhere,
     Evaluation,
-    Nowhere,
-    is_evaluated,
+    choose_evaluation,
     serve_evaluations,
 )
 from gruppetto.runs.execute import conclude
@@ -40,7 +37,7 @@ from gruppetto.runs.saved import read_saved
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.trace import Row, TraceWriter
 from gruppetto.training.randomness import one_thread
-from gruppetto.training.tasks import load_model, load_task
+from gruppetto.training.tasks import is_in_file, load_model, load_task
 
 __all__ = [
     "EVALUATE",
@@ -63,8 +60,6 @@ EVALUATE: Final = f"{__name__}:evaluate"
 
 #: Letters of an error's text; a message must not be longer than its reader takes.
 _MAX_TEXT: Final = 8_000
-
-_FILE = re.compile(r"\.py(:|$)")
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def pack(settings: Settings, ingredients: Ingredients) -> bytes:
         TaskError: something cannot be pickled.
     """
     task = ingredients.task
-    is_file = settings.task_is_reference and _FILE.search(settings.task) is not None
+    is_file = settings.task_is_reference and is_in_file(settings.task)
     carried = ingredients.optimizer is task.optimizer
     if _has_model_file(settings):
         task = replace(task, model=_no_model)
@@ -136,19 +131,15 @@ def prepare(payload: bytes) -> Prepared:
     if optimizer is None:
         optimizer = task.default_optimizer()
     ingredients = Ingredients(task, optimizer, content["schedule"], content["initial"])
-    parts = None
-    if settings.device == "cpu":
-        parts = _build(settings, ingredients)
-        plan, packings = MemoryPlan.for_run(settings.learners, parts.max_held), parts.server
-    else:
-        plain = settings.model_copy(update={"device": "cpu"})
-        on_cpu = _build(plain, ingredients)
-        plan, packings = MemoryPlan.for_run(settings.learners, on_cpu.max_held), on_cpu.server
-    return Prepared(settings, ingredients, RunMemory(plan, packings.packings()), parts)
+    # Even for a run on another device: what is shared lies in the CPU's memory.
+    parts = _build(settings.model_copy(update={"device": "cpu"}), ingredients)
+    plan = MemoryPlan.for_run(settings.learners, parts.max_held)
+    memory = RunMemory(plan, parts.server.packings())
+    return Prepared(settings, ingredients, memory, parts if settings.device == "cpu" else None)
 
 
 def _has_model_file(settings: Settings) -> bool:
-    return settings.model is not None and _FILE.search(settings.model) is not None
+    return settings.model is not None and is_in_file(settings.model)
 
 
 def _no_model() -> nn.Module:
@@ -207,19 +198,14 @@ def serve(
             prepared.settings.max_time,
         )
         stack.callback(engine.close)
-        _serve_and_tell(parts, engine, evaluators, RunFolder(folder), is_resumed, is_heard)
+        with _told_how_it_ends(engine):
+            _serve(parts, engine, evaluators, RunFolder(folder), is_resumed, is_heard)
 
 
-def _serve_and_tell(
-    parts: Parts,
-    engine: LocalEngine,
-    evaluators: list[socket.socket],
-    folder: RunFolder,
-    is_resumed: bool,
-    is_heard: bool,
-) -> None:
+@contextlib.contextmanager
+def _told_how_it_ends(engine: LocalEngine) -> Iterator[None]:
     try:
-        _serve(parts, engine, evaluators, folder, is_resumed, is_heard)
+        yield
         engine.tell_supervisor({"ended": True})
     except RunFailed as error:
         text = str(error)[:_MAX_TEXT]
@@ -238,8 +224,13 @@ def _serve(
     def tell(row: Row) -> None:
         engine.nudge_supervisor()
 
-    evaluation = _evaluation(parts, engine, evaluators)
-    saved = read_saved(folder, parts) if is_resumed else None
+    def live() -> Evaluation:
+        return Elsewhere(
+            parts, evaluators[0], lambda text: engine.tell_supervisor({"warning": text})
+        )
+
+    evaluation = choose_evaluation(parts, live)
+    saved = read_saved(folder, folder.load_checkpoint(), parts) if is_resumed else None
     writer = TraceWriter(folder.trace, None if saved is None else saved.row)
     journal = Journal(
         parts,
@@ -262,13 +253,3 @@ def _serve(
         conclude(parts, engine, journal, folder)
     finally:
         writer.close()
-
-
-def _evaluation(parts: Parts, engine: LocalEngine, evaluators: list[socket.socket]) -> Evaluation:
-    if not is_evaluated(parts):
-        return Nowhere()
-    if evaluators:
-        return Elsewhere(
-            parts, evaluators[0], lambda text: engine.tell_supervisor({"warning": text})
-        )
-    return Deferred(parts)

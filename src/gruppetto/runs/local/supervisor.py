@@ -10,12 +10,14 @@ import os
 import selectors
 import signal
 import socket
+from collections import Counter
 from typing import Any, Final
 
 import gruppetto.errors as errors
 from gruppetto.engines.local.forkserver import ForkServer, Template
 from gruppetto.engines.local.wire import is_readable, pair, receive_json, send_json
 from gruppetto.errors import RunFailed
+from gruppetto.runs.evaluation import is_evaluated
 from gruppetto.runs.execute import Run, history_of, stopping_on_signals
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import Listener
@@ -79,10 +81,7 @@ def run_locally(
         supervisor.run(next_learner)
     trace = read_trace(folder.trace)
     assert trace.end is not None
-    histogram: dict[int, int] = {}
-    for row in trace.updates:
-        for staleness in row.staleness:
-            histogram[staleness] = histogram.get(staleness, 0) + 1
+    histogram = Counter(staleness for row in trace.updates for staleness in row.staleness)
     if trace.events and trace.updates:
         _, tensors, plain = folder.load_checkpoint()
         parts.server.load(tensors, plain["server"])
@@ -179,7 +178,7 @@ class Supervisor:
         segment = self._folder.trace / f"{len(segment_files(self._folder.trace)):03d}.jsonl"
         ends = [self._server_end]
         evaluator: tuple[socket.socket, socket.socket] | None = None
-        if self._settings.evaluate == "live" and self._is_evaluated():
+        if self._settings.evaluate == "live" and is_evaluated(self._parts):
             evaluator = pair()
             ends.append(evaluator[0])
         self._server_pid = self._template.fork(
@@ -198,10 +197,6 @@ class Supervisor:
         for slot in range(self._settings.learners):
             self._start_learner(slot)
         return Follower(segment)
-
-    def _is_evaluated(self) -> bool:
-        task = self._parts.server.task
-        return task.test is not None or task.evaluate is not None
 
     def _start_learner(self, slot: int) -> None:
         learner, self._next_learner = self._next_learner, self._next_learner + 1

@@ -25,7 +25,15 @@ from gruppetto.training.tasks.digits import digits
 from gruppetto.training.tasks.least_squares import least_squares
 from gruppetto.training.tasks.mnist import mnist
 
-__all__ = ["TASKS", "load_model", "load_task", "resolve_data", "resolve_model", "resolve_task"]
+__all__ = [
+    "TASKS",
+    "is_in_file",
+    "load_model",
+    "load_task",
+    "resolve_data",
+    "resolve_model",
+    "resolve_task",
+]
 
 #: Built-in tasks: functions whose keyword arguments are the task's options.
 TASKS: Final[dict[str, Callable[..., Task]]] = {
@@ -40,6 +48,11 @@ _DATA = re.compile(r"(?<=[:,]data=)[^,]+")
 _FILE = re.compile(r"^(?P<path>.*\.py)(?::(?P<name>[A-Za-z_]\w*))?(?::(?P<options>.*=.*))?$")
 
 
+def is_in_file(reference: str) -> bool:
+    """Whether a task or a model is named by the file that defines it."""
+    return _FILE.match(reference) is not None
+
+
 def resolve_task(reference: str) -> str:
     """The same reference, with the paths in it made absolute, so that it can be found again."""
     match = _FILE.match(reference)
@@ -50,7 +63,7 @@ def resolve_task(reference: str) -> str:
 
 def resolve_model(text: str) -> str:
     """What ``model=`` of :func:`load_task` takes, a file's path made absolute; names stay."""
-    return resolve_task(text) if _FILE.match(text) else text
+    return resolve_task(text) if is_in_file(text) else text
 
 
 def resolve_data(text: str) -> str:
