@@ -95,9 +95,12 @@ def test_a_learner_that_dies_is_replaced(
 @pytest.mark.parametrize("protocol", ["hardsync", "k-batch-sync:k=2", "k-async:k=2"])
 def test_no_protocol_waits_for_the_dead(tmp_path: Path, protocol: str) -> None:
     task = local_tasks.name("dies", marks=tmp_path, times=2)
-    run = train(tmp_path / "out", task, protocol=protocol, learners=3)
-    checked(run)
-    assert run.result["learners_lost"] == 2
+    run = train(tmp_path / "out", task, protocol=protocol, learners=3, epochs=20)
+    checked(run, total=20 * local_tasks.BATCHES_PER_EPOCH)
+    # Whoever dies on a mini-batch that was taken from it is missed by nobody, and where its machine
+    # is busy the run may be over before its death is known.
+    least = 1 if protocol.startswith("k-batch-sync") else 2
+    assert least <= run.result["learners_lost"] <= 2
 
 
 def test_without_restarts_the_run_goes_on_with_the_rest(tmp_path: Path, capfd: Any) -> None:
