@@ -32,6 +32,8 @@ MOMENTS: dict[str, tuple[float, float | None]] = {
     "weibull:shape=2.0,scale=1.0": (math.sqrt(math.pi) / 2.0, math.sqrt(1.0 - math.pi / 4.0)),
     "weibull:shape=1.0,scale=3.0": (3.0, 3.0),
     "bimodal:fast=1.0,slow=10.0,p_slow=0.1": (1.9, 2.7),
+    # Over a whole cycle of 4 x 100 jobs: E[X²] is twice 0.75 + 0.25 · 81.
+    "regimes:fast=1.0,slow=9.0,jobs=100": (3.0, math.sqrt(2.0 * (0.75 + 0.25 * 81.0) - 9.0)),
 }
 
 _NORMAL = NormalDist()
@@ -198,5 +200,7 @@ def test_every_parameter_of_every_law_is_checked() -> None:
         for key in keys:
             for bad in ("-1.0", "inf", "nan"):
                 changed = ",".join(f"{k}={bad if k == key else v}" for k, v in keys.items())
-                with pytest.raises(InvalidSetting, match=f"expected {key} >= 0 and finite"):
+                with pytest.raises(
+                    InvalidSetting, match=f"expected {key} >= 0 and finite|whole number"
+                ):
                     DELAYS.parse(f"{name}:{changed}")

@@ -19,6 +19,7 @@ from gruppetto.delays import (
     Gamma,
     Lognormal,
     Pareto,
+    Regimes,
     ShiftedExponential,
     Uniform,
     Weibull,
@@ -36,6 +37,7 @@ CONTINUOUS: list[Delay] = [
     Gamma(0.5, 2.0),
     Weibull(2.0, 1.0),
     Weibull(0.5, 3.0),
+    Regimes(fast=1.0, slow=6.0, jobs=10),
 ]
 DISCRETE: list[Delay] = [Constant(2.5), Bimodal(1.0, 10.0, 0.1)]
 
@@ -52,6 +54,7 @@ laws = st.one_of(
     st.tuples(positive, positive, st.floats(0.0, 1.0)).map(
         lambda t: Bimodal(t[0], t[0] + t[1], t[2])
     ),
+    st.builds(Regimes, positive, positive, st.integers(1, 99), st.integers(2, 9)),
 )
 
 

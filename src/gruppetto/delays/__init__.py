@@ -21,6 +21,7 @@ from gruppetto.delays.order_statistics import (
     order_statistic_variance,
     order_statistic_variances,
 )
+from gruppetto.delays.regimes import Regimes
 
 __all__ = [
     "DELAYS",
@@ -36,6 +37,7 @@ __all__ = [
     "KeyedDelays",
     "Lognormal",
     "Pareto",
+    "Regimes",
     "ShiftedExponential",
     "Uniform",
     "Weibull",

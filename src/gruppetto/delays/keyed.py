@@ -62,11 +62,17 @@ class KeyedDelays:
         """The law of a slot."""
         return self._per_learner.get(slot, self._default)
 
+    @property
+    def are_independent(self) -> bool:
+        """Whether no law depends on the slot or on the number of the job."""
+        return all(law.is_independent for law in (self._default, *self._per_learner.values()))
+
     def draw(self, slot: int, n: int) -> float:
         """Seconds that the n-th job (from 0) started on a slot takes."""
         block, index = divmod(n, _BLOCK)
         held = self._blocks.get(slot)
         if held is None or held[0] != block:
             uniforms = keyed_uniforms(self.seed, slot, block * _BLOCK, _BLOCK)
-            held = self._blocks[slot] = (block, self.law(slot).quantile(uniforms).tolist())
+            seconds = self.law(slot).draws(uniforms, slot, block * _BLOCK)
+            held = self._blocks[slot] = (block, seconds.tolist())
         return held[1][index]

@@ -70,6 +70,20 @@ class Delay:
                     f"got {name}={getattr(self, name)}"
                 )
 
+    # --------------------------------------------------------------------- drawing
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether every job is a new draw from the same law, whichever slot's and the how-manieth.
+
+        Closed forms and vectorised simulations rest on it.
+        """
+        return True
+
+    def draws(self, q: Floats, slot: int, start: int) -> Floats:
+        """Seconds of the jobs ``start``, ``start + 1``, ... of a slot, for their uniforms q."""
+        return self.quantile(q)
+
     # --------------------------------------------------------------- probabilities
 
     def quantile(self, q: Floats) -> Floats:

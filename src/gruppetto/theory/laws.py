@@ -90,6 +90,11 @@ class Laws:
         return all(law.aging in how for law in self._distinct())
 
     @property
+    def are_independent(self) -> bool:
+        """Whether every mini-batch's time is a new draw: what all but renewal rests on."""
+        return all(law.is_independent for law in self._distinct())
+
+    @property
     def are_memoryless(self) -> bool:
         """All exponential."""
         return self._all_age(Aging.MEMORYLESS)

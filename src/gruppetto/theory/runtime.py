@@ -48,6 +48,7 @@ __all__ = [
 Kind: TypeAlias = Literal["exact", "upper-bound", "unknown"]
 
 _NOT_ITS_CELL: Final = "the protocol has rules beyond its cell's, and no theory of them is here"
+_NOT_INDEPENDENT: Final = "successive delays of a learner depend on each other, and learners wait"
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,10 @@ def _open(
     """The delays and K; None where the cell does not tell all of the protocol."""
     delays = Laws.of(law, num_learners, laws)
     protocol.check(num_learners)
-    # A protocol that keeps its cell's rules and adds some has no closed form of staleness either.
-    if protocol.expected_mean_staleness(num_learners) is None:
+    # A protocol that keeps its cell's rules and adds some has no closed form of staleness either;
+    # one that adapts K has it for the K of now only.
+    adapts = protocol.measures_every is not None
+    if adapts or protocol.expected_mean_staleness(num_learners) is None:
         return None
     return delays, protocol.num_to_wait(num_learners)
 
@@ -178,7 +181,11 @@ def update_time(
     if opened is None:
         return _time("unknown", None, _NOT_ITS_CELL)
     cell = protocol.cell
-    return _RULES[cell.distinct, cell.cancels](*opened)
+    delays, k = opened
+    nobody_waits = not cell.distinct and not cell.cancels
+    if not delays.are_independent and not nobody_waits and len(delays) > 1:
+        return _time("unknown", None, _NOT_INDEPENDENT)
+    return _RULES[cell.distinct, cell.cancels](delays, k)
 
 
 def update_time_bounds(
@@ -218,6 +225,8 @@ def update_time_bounds(
     if known.kind == "exact" and known.seconds is not None:
         return known.seconds, known.seconds
     p, by_renewal = len(delays), delays.renewal_time(k)
+    if not delays.are_independent:
+        return (0.0 if protocol.cell.cancels else by_renewal), math.inf
     kth = delays.order_statistic(k) if k <= p else None
     if protocol.cell.distinct:
         low = 0.0 if protocol.cell.cancels else by_renewal
@@ -391,6 +400,8 @@ def batch_speedup(law: Delay, num_learners: int, k: int) -> float:
     if not 1 <= k <= num_learners:
         raise InvalidSetting(f"speedup: expected k from 1 to {num_learners}, got k={k}")
     laws = Laws.of(law, num_learners)
+    if not laws.are_independent:
+        raise InvalidSetting(f"speedup: expected a law of independent delays: {_NOT_INDEPENDENT}")
     kth = laws.order_statistic(k)
     if kth is None or not 0 < law.expectation() < math.inf:
         raise InvalidSetting(

@@ -117,7 +117,7 @@ class Ring:
         self.filled: Integers = np.zeros(num_slots, dtype=np.int64)
         self._source = delays
         self._keyed: tuple[_Uniforms, _Laws] | None = None
-        if type(delays) is KeyedDelays:
+        if type(delays) is KeyedDelays and delays.are_independent:
             self._keyed = _Uniforms(delays.seed, num_slots), _Laws(delays, num_slots)
         self.refill()
 
@@ -164,7 +164,7 @@ class Rounds:
         self._source = delays
         self._uniforms: _Uniforms | None = None
         self._laws: _Laws | None = None
-        if type(delays) is KeyedDelays:
+        if type(delays) is KeyedDelays and delays.are_independent:
             self._uniforms = _Uniforms(delays.seed, num_slots)
             self._laws = _Laws(delays, num_slots)
         self._num_taken = 0
