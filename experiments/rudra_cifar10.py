@@ -1,0 +1,196 @@
+"""Rudra on CIFAR-10: how stale may gradients be, and what does the learning rate do about it?
+
+The set-up of Zhang, Gupta, Lian, Liu, "Staleness-aware Async-SGD", IJCAI 2016: the `rudra`
+network, λ = 30 learners with mini-batches of μ = 4, momentum 0.9, rate 0.001, n-softsync with n in
+1, 2, 5, 15 and 30, in virtual time with nearly equal learners (gamma:shape=100: 10 % variation).
+Per n the fixed rate, the rate over the mean staleness, and the rate over each gradient's own;
+hardsync is the control. Eight epochs instead of 140, at a constant rate: hardsync passes 35 % error
+by then. Then a small grid of (μ, λ) under 1-softsync for the rule μλ ≈ constant.
+
+    python experiments/rudra_cifar10.py --data DIR      # hours; continues where it was stopped
+    python experiments/rudra_cifar10.py --tables        # only the tables of what there is
+
+DIR holds CIFAR-10 as for `gruppetto train cifar10 --data`. Two runs at a time, one thread each.
+Runs lie under rudra_cifar10.runs; what is kept of a finished one is in rudra_cifar10.json. A run
+that diverges counts as chance, 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import statistics
+from pathlib import Path
+from typing import Any
+
+import gruppetto as gp
+
+HERE = Path(__file__).parent
+EPOCHS = 8
+SEEDS = (0, 1)
+LEARNERS, BATCH_SIZE, RATE = 30, 4, 0.001
+N = (30, 15, 1, 5, 2)
+MODULATIONS = ("none", "inverse-mean", "inverse")
+LITERAL = "inverse:apply_to=gradient"
+#: (μ, λ) by μλ.
+GRID = ((4, 30), (16, 8), (16, 30), (64, 8), (64, 30), (128, 15))
+DELAY = "gamma:shape=100,scale=0.01"
+CHANCE = 0.1
+
+
+def planned() -> list[dict[str, Any]]:
+    """All runs, the ones that tell most first."""
+    runs = []
+
+    def add(seed: int, protocol: str, modulation: str, **others: int) -> None:
+        run = {"seed": seed, "protocol": protocol, "modulation": modulation,
+               "learners": LEARNERS, "batch_size": BATCH_SIZE, **others}  # fmt: skip
+        if run not in runs:
+            runs.append(run)
+
+    for seed in SEEDS:
+        add(seed, "hardsync", "none")
+        for n in N:
+            for modulation in MODULATIONS:
+                add(seed, f"softsync:n={n}", modulation)
+        for batch_size, learners in GRID:
+            add(seed, "softsync:n=1", "inverse-mean", learners=learners, batch_size=batch_size)
+        for n in (30, 15):
+            add(seed, f"softsync:n={n}", LITERAL)
+    return runs
+
+
+def kind_of(row: dict[str, Any]) -> tuple[str, str, int, int]:
+    """All but the seed."""
+    return row["protocol"], row["modulation"], row["batch_size"], row["learners"]
+
+
+def name_of(run: dict[str, Any]) -> str:
+    text = "-".join(str(value) for value in run.values())
+    return text.translate(str.maketrans(":=,_", "----"))
+
+
+def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
+    """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
+    try:
+        if (folder / "config.json").exists():
+            made = gp.resume(folder, progress=False)
+        else:
+            made = gp.train(
+                "cifar10",
+                model="rudra",
+                data=data,
+                engine="virtual",
+                delay=DELAY,
+                optimizer=f"sgd:lr={RATE},momentum=0.9",
+                epochs=EPOCHS,
+                out=folder,
+                progress=False,
+                **run,
+            )
+    except gp.Diverged as error:
+        return {**run, "diverged_at": error.result["epochs"], "accuracy": [], "staleness": {}}
+    return {
+        **run,
+        "diverged_at": None,
+        "accuracy": [point["test_accuracy"] for point in made.history],
+        "staleness": made.staleness,
+        "time": made.result["time"],
+        "updates": made.result["updates"],
+    }
+
+
+def accuracy(row: dict[str, Any]) -> float:
+    return CHANCE if row["diverged_at"] is not None else float(row["accuracy"][-1])
+
+
+def tail(row: dict[str, Any], n: int) -> float:
+    """Share of gradients staler than 2n."""
+    counts = {int(value): count for value, count in row["staleness"].items()}
+    return sum(c for value, c in counts.items() if value > 2 * n) / max(1, sum(counts.values()))
+
+
+def mean_staleness(row: dict[str, Any]) -> float:
+    counts = {int(value): count for value, count in row["staleness"].items()}
+    return sum(value * c for value, c in counts.items()) / max(1, sum(counts.values()))
+
+
+def spread(values: list[float]) -> str:
+    """In per cent: the mean, and each seed's behind it."""
+    if not values:
+        return "not run"
+    each = ", ".join(f"{100 * value:.1f}" for value in values)
+    return f"{100 * statistics.mean(values):.1f} ({each})"
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """Two tables in Markdown."""
+
+    def errors(protocol: str, modulation: str, mu: int = BATCH_SIZE, lam: int = LEARNERS) -> str:
+        wanted = (protocol, modulation, mu, lam)
+        return spread([1 - accuracy(row) for row in rows if kind_of(row) == wanted])
+
+    columns = (*MODULATIONS, LITERAL)
+    lines = [
+        f"Test error after {EPOCHS} epochs, %: mean (each seed). Hardsync: "
+        f"{errors('hardsync', 'none')}.",
+        "",
+        "| n | K | " + " | ".join(f"`{m}`" for m in columns) + " | ⟨σ⟩ | (λ − 1)/K | σ > 2n |",
+        "|" + "---|" * (len(columns) + 5),
+    ]
+    for n in sorted(N):
+        protocol, k = f"softsync:n={n}", LEARNERS // n
+        own = [row for row in rows if row["protocol"] == protocol and row["staleness"]]
+        own = [row for row in own if (row["batch_size"], row["learners"]) == (4, 30)]
+        mean = f"{statistics.mean(map(mean_staleness, own)):.2f}" if own else ""
+        late = f"{max(tail(row, n) for row in own):.1e}" if own else ""
+        cells = " | ".join(errors(protocol, m) for m in columns)
+        lines.append(f"| {n} | {k} | {cells} | {mean} | {(LEARNERS - 1) / k:.2f} | {late} |")
+    lines += ["", "| μλ | μ | λ | error, % | virtual s |", "|---|---|---|---|---|"]
+    for mu, lam in GRID:
+        wanted = ("softsync:n=1", "inverse-mean", mu, lam)
+        own = [row for row in rows if kind_of(row) == wanted]
+        seconds = f"{statistics.mean(row['time'] for row in own):.0f}" if own else ""
+        error = errors("softsync:n=1", "inverse-mean", mu, lam)
+        lines.append(f"| {mu * lam} | {mu} | {lam} | {error} | {seconds} |")
+    return "\n".join(lines)
+
+
+def save(rows: list[dict[str, Any]], path: Path) -> None:
+    """One line for each run; whole or not at all."""
+    text = ",\n".join(json.dumps(row) for row in rows)
+    beside = path.with_suffix(".part")
+    beside.write_text(f"[\n{text}\n]\n")
+    beside.replace(path)
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", help="folder of CIFAR-10")
+    parser.add_argument("--out", type=Path, default=HERE / "rudra_cifar10.json")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time (default: 2)")
+    parser.add_argument("--tables", action="store_true", help="only print what there is")
+    arguments = parser.parse_args(given)
+    if not arguments.tables and arguments.data is None:
+        parser.error("expected --data DIR, the folder of CIFAR-10, or --tables")
+    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    if not arguments.tables:
+        done = {name_of({key: row[key] for key in planned()[0]}) for row in rows}
+        folders = arguments.out.with_suffix(".runs")
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(arguments.at_once, context) as pool:
+            waiting = {
+                pool.submit(train, run, arguments.data, folders / name_of(run))
+                for run in planned() if name_of(run) not in done
+            }  # fmt: skip
+            for future in concurrent.futures.as_completed(waiting):
+                rows.append(future.result())
+                save(rows, arguments.out)
+                print(f"{name_of(rows[-1])}: {100 - 100 * accuracy(rows[-1]):.1f} % error")
+    print(tables(rows))
+
+
+if __name__ == "__main__":
+    main()
