@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -45,6 +46,20 @@ def report(
         print(json.dumps(result))
         return
     print(f"{result['command']}   threads {threads}, load {before} -> {result['load_after']}")
-    for row in rows:
-        print("  " + "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
-                              for k, v in row.items()))  # fmt: skip
+    # Neighbours with the same columns are a table.
+    for _, table in itertools.groupby(rows, key=lambda row: (row.get("table"), *row)):
+        print_table(list(table))
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Rows under each other, a column per key, after the table's name where it has one."""
+    names = [name for name in rows[0] if name != "table"]
+    cells = [names] + [
+        [f"{row[n]:.4g}" if isinstance(row[n], float) else str(row[n]) for n in names]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if "table" in rows[0]:
+        print(f"\n{rows[0]['table']}")
+    for line in cells:
+        print("  " + "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))

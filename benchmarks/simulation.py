@@ -7,7 +7,8 @@ how long a new process takes for its first simulations, when numba compiles and 
 it has compiled before.
 
 The tables ``learners`` and ``updates`` show what a simulation costs against P and against its
-length, and the memory it needs at its peak beyond what it began with, in MiB.
+length, and the memory it needs at its peak beyond what it began with, in MiB. They are drawn, too,
+to the file that ``--png`` names.
 
     python benchmarks/simulation.py --json
 """
@@ -23,14 +24,17 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import simpy
 from common import load, parser, report
+from simulation_plot import draw
 
 from gruppetto.delays import Exponential, KeyedDelays
 from gruppetto.protocols import PROTOCOLS
 from gruppetto.theory.timing import simulate
+from gruppetto.theory.timing_draws import BLOCK
 
 LEARNERS, K = 64, 8
 BOUNDS = {"k-sync": 100, "k-batch-sync": 100, "k-async": 10, "k-batch-async": 10}
@@ -181,7 +185,11 @@ def start() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
+    options = parser(__doc__)
+    default = Path(__file__).with_suffix(".png")
+    options.add_argument("--png", type=Path, default=default, metavar="FILE",
+                         help="where costs are drawn [beside this file]")  # fmt: skip
+    arguments = options.parse_args()
     before = load()
     rows = start()
     for cell in BOUNDS:
@@ -190,12 +198,15 @@ def main() -> None:
     for cell in BOUNDS:
         for num_learners in (64, 640, 2_000, 10_000):
             jobs = num_learners if cell.endswith("-sync") else num_learners // 8
-            updates = max(256, 3_000_000 // jobs)
+            updates = max(1, 3_000_000 // jobs // BLOCK) * BLOCK  # draws come in blocks
             rows.append(cost(cell, num_learners, num_learners // 8, updates, "learners"))
     for cell in BOUNDS:
-        for updates in (1_000, 10_000, 100_000):
+        for updates in (1_000, 10_000, 100_000, 1_000_000):
             rows.append(cost(cell, LEARNERS, K, updates, "updates"))
     report(rows, before, arguments.json)
+    drawn = draw(rows, arguments.png)
+    if not arguments.json:
+        print(f"drawn: {drawn}")
 
 
 if __name__ == "__main__":

@@ -7,31 +7,21 @@ before it knows that the draws are there, so that it can be entered again after 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from gruppetto.theory.timing_draws import Floats, Integers, Ring
+from gruppetto.theory.uniforms_compiled import Uniforms, compiled
 
-__all__ = ["KAsyncCell", "KBatchAsyncCell", "KBatchSyncCell"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _compiled(function: F) -> F:
-    try:
-        return cast(F, njit(cache=True)(function))
-    except RuntimeError:  # there is no folder to keep compiled code in
-        return cast(F, njit(function))
-
+__all__ = ["KAsyncCell", "KBatchAsyncCell", "KBatchSyncCell", "Uniforms"]
 
 # ------------------------------------------------------- the agenda, a heap
 # Ordered by (end, lease); parallel arrays, of which the first ``size`` entries count.
 
 
-@_compiled
+@compiled
 def _sink(
     ends: Floats, leases: Integers, learners: Integers, size: int, at: int,
     end: float, lease: int, learner: int,
@@ -53,7 +43,7 @@ def _sink(
     ends[at], leases[at], learners[at] = end, lease, learner
 
 
-@_compiled
+@compiled
 def _rise(
     ends: Floats, leases: Integers, learners: Integers, at: int,
     end: float, lease: int, learner: int,
@@ -68,76 +58,122 @@ def _rise(
     ends[at], leases[at], learners[at] = end, lease, learner
 
 
-@_compiled
+@compiled
 def _order(ends: Floats, leases: Integers, learners: Integers, size: int) -> None:
     """Make the first ``size`` entries a heap."""
     for at in range(size // 2 - 1, -1, -1):
         _sink(ends, leases, learners, size, at, ends[at], leases[at], learners[at])
 
 
+#: Ciura, "Best increments for the average case of shellsort", 2001.
+_GAPS: Final = (701, 301, 132, 57, 23, 10, 4, 1)
+
+
+@compiled
+def _sort(ends: Floats, leases: Integers, learners: Integers, size: int) -> None:
+    """Bring the first ``size`` entries in order; for few of them faster than a heap."""
+    for gap in _GAPS:
+        if 8 * gap > size and gap > 1:
+            continue
+        for begin in range(gap, size):
+            end, lease, learner = ends[begin], leases[begin], learners[begin]
+            at = begin
+            while at >= gap and (
+                ends[at - gap] > end or (ends[at - gap] == end and leases[at - gap] > lease)
+            ):
+                before = at - gap
+                ends[at], leases[at], learners[at] = ends[before], leases[before], learners[before]
+                at = before
+            ends[at], leases[at], learners[at] = end, lease, learner
+
+
 # ------------------------------------------------------------- the protocols
 # ``state`` holds what single numbers a loop must remember; see _STATE.
 
 #: Updates of this block, contributions held, server version, next lease, entries of the agenda.
-_STATE: Final = 5
-#: Few rounds take more than so many times as long as the one before.
-_LONGER: Final = 1.5
+#: Where rounds are simulated, how many of their first jobs have ended in place of the version, and
+#: how many of these matter.
+_STATE: Final = 6
+#: Few rounds take more than so many times as long as those before.
+_LONGER: Final = 1.6
+#: What the newest round counts in how long rounds take.
+_NEWEST: Final = 0.25
 
 
-@_compiled
+@compiled
 def _k_batch_sync(
     k: int, mask: int, delays: Floats, started: Integers, filled: Integers,
     ends: Floats, leases: Integers, learners: Integers, state: Integers, clock: Floats,
+    first_ends: Floats, first_leases: Integers, first_learners: Integers,
     is_contributor: npt.NDArray[np.bool_], times: Floats,
 ) -> None:  # fmt: skip
     num_learners = len(started)
     while state[0] < len(times):
-        if state[4] == 0:  # a round begins: everybody gets work
+        if state[5] == 0:  # a round begins: everybody gets work
             for p in range(num_learners):
                 if started[p] == filled[p]:
                     return
-            # Only the K that end first matter: those of about as long as the last round took, or
-            # all, if they are too few.
-            latest = clock[0] + _LONGER * clock[2]
+            # Only the K that end first matter: those of about as long as rounds take, or all, if
+            # they are too few.
+            now = clock[0]
+            clock[3] = now + _LONGER * clock[2]
             size = 0
             for p in range(num_learners):
-                end = clock[0] + delays[p, started[p] & mask]
-                if end <= latest:
-                    ends[size], learners[size] = end, p
-                    size += 1
+                end = now + delays[p, started[p] & mask]
+                started[p] += 1
+                # Written in any case and kept if it counts: a branch would be guessed wrong.
+                first_ends[size], first_learners[size] = end, p
+                size += end <= clock[3]
             if size < k:
+                clock[3] = np.inf
                 size = num_learners
                 for p in range(num_learners):
-                    ends[p], learners[p] = clock[0] + delays[p, started[p] & mask], p
+                    end = now + delays[p, (started[p] - 1) & mask]
+                    first_ends[p], first_learners[p] = end, p
             for at in range(size):
                 # Leases in order: contributors to the last update, the others.
-                p = learners[at]
-                leases[at] = p if is_contributor[p] else num_learners + p
-            for p in range(num_learners):
-                started[p] += 1
-                is_contributor[p] = False
-            _order(ends, leases, learners, size)
-            state[1], state[3], state[4] = 0, 2 * num_learners, size
-        learner, end = learners[0], ends[0]
-        if state[1] + 1 == k:
+                p = first_learners[at]
+                first_leases[at] = p if is_contributor[p] else num_learners + p
+            is_contributor[:] = False
+            _sort(first_ends, first_leases, first_learners, size)
+            state[1], state[2], state[3], state[4], state[5] = 0, 0, 2 * num_learners, 0, size
+        num_held, at, lease, size, num_first = state[1], state[2], state[3], state[4], state[5]
+        while True:
+            # What began with the round is in order; what finishers took up is on the agenda.
+            is_first = size == 0 or (at < num_first and first_ends[at] <= ends[0])
+            learner, end = learners[0], ends[0]
+            if is_first:
+                learner, end = first_learners[at], first_ends[at]
+            n = started[learner]
+            if num_held + 1 == k or n == filled[learner]:
+                break
+            started[learner] = n + 1
             is_contributor[learner] = True
-            clock[2] = end - clock[0]
-            clock[0] = times[state[0]] = end
-            state[0] += 1
-            state[4] = 0
-            continue
-        n = started[learner]
-        if n == filled[learner]:
+            num_held += 1
+            following = end + delays[learner, n & mask]
+            counts = following <= clock[3]
+            if is_first:
+                at += 1
+                if counts:
+                    _rise(ends, leases, learners, size, following, lease, learner)
+                    size += 1
+            elif counts:
+                _sink(ends, leases, learners, size, 0, following, lease, learner)
+            else:
+                size -= 1
+                _sink(ends, leases, learners, size, 0, ends[size], leases[size], learners[size])
+            lease += 1
+        state[1], state[2], state[3], state[4] = num_held, at, lease, size
+        if num_held + 1 < k:
             return
-        started[learner] = n + 1
         is_contributor[learner] = True
-        end += delays[learner, n & mask]
-        _sink(ends, leases, learners, state[4], 0, end, state[3], learner)
-        state[1] += 1
-        state[3] += 1
+        clock[2] += _NEWEST * (end - clock[0] - clock[2])
+        clock[0] = times[state[0]] = end
+        state[0] += 1
+        state[5] = 0
 
 
-@_compiled
+@compiled
 def _k_async(
     k: int, mask: int, delays: Floats, started: Integers, filled: Integers,
     ends: Floats, leases: Integers, learners: Integers, state: Integers, clock: Floats,
@@ -173,7 +209,7 @@ def _k_async(
         state[1], state[4] = 0, size
 
 
-@_compiled
+@compiled
 def _k_batch_async(
     k: int, mask: int, delays: Floats, started: Integers, filled: Integers,
     ends: Floats, leases: Integers, learners: Integers, state: Integers,
@@ -213,8 +249,9 @@ class _Cell:
         self._leases: Integers = np.zeros(num, dtype=np.int64)
         self._learners: Integers = np.zeros(num, dtype=np.int64)
         self._state: Integers = np.zeros(_STATE, dtype=np.int64)
-        #: The last update; seconds waited; seconds from the update before the last.
-        self._clock: Floats = np.zeros(3)
+        #: The last update; seconds waited; seconds that rounds take; what ends later does not
+        #: count in this round.
+        self._clock: Floats = np.zeros(4)
         self._draws = (ring.size - 1, ring.delays, ring.started, ring.filled)
         self._agenda = (self._ends, self._leases, self._learners, self._state)
 
@@ -245,12 +282,15 @@ class KBatchSyncCell(_Cell):
 
     def __init__(self, k: int, ring: Ring) -> None:
         super().__init__(k, ring)
-        self._is_contributor = np.zeros(len(ring.started), dtype=np.bool_)
+        num = len(ring.started)
+        self._first = np.zeros(num), np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
+        self._is_contributor = np.zeros(num, dtype=np.bool_)
 
     def advance(self, times: Floats, staleness: Integers | None) -> None:
         """Go on for as many updates as there is room for."""
         self._run(len(times), lambda: _k_batch_sync(
-            self.k, *self._draws, *self._agenda, self._clock, self._is_contributor, times
+            self.k, *self._draws, *self._agenda, self._clock, *self._first, self._is_contributor,
+            times,
         ))  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gruppetto.delays import Delay, KeyedDelays
 
-__all__ = ["Delays", "Ring", "Rounds"]
+__all__ = ["Delays", "Ring", "Rounds", "TakesUniforms", "Uniforms"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -43,7 +43,15 @@ class Delays(Protocol):
         ...
 
 
-class _Uniforms:
+class TakesUniforms(Protocol):
+    """The uniforms of all slots, each slot's in order."""
+
+    def take(self, slots: Sequence[int], count: int) -> Floats:
+        """The next ones of each of these slots. Shape [slots, count]."""
+        ...
+
+
+class Uniforms:
     """The uniforms of ``keyed_uniforms``, each slot's in order; generators are kept, not remade."""
 
     def __init__(self, seed: int, num_slots: int) -> None:
@@ -101,9 +109,19 @@ class Ring:
 
     Whoever takes a draw counts it in ``started``. A slot has none left when its ``started`` has
     come up to its ``filled``; :meth:`refill` then draws for all slots that have used up a block.
+
+    Args:
+        delays: seconds per job.
+        num_slots: P.
+        uniforms: makes them from a seed, for so many slots; whoever does, they are the same.
     """
 
-    def __init__(self, delays: Delays, num_slots: int) -> None:
+    def __init__(
+        self,
+        delays: Delays,
+        num_slots: int,
+        uniforms: Callable[[int, int], TakesUniforms] = Uniforms,
+    ) -> None:
         blocks = 2
         while blocks < 32 and 2 * blocks * BLOCK * num_slots <= _READY:
             blocks *= 2
@@ -116,9 +134,9 @@ class Ring:
         #: Draws made of each slot.
         self.filled: Integers = np.zeros(num_slots, dtype=np.int64)
         self._source = delays
-        self._keyed: tuple[_Uniforms, _Laws] | None = None
+        self._keyed: tuple[TakesUniforms, _Laws] | None = None
         if type(delays) is KeyedDelays and delays.are_independent:
-            self._keyed = _Uniforms(delays.seed, num_slots), _Laws(delays, num_slots)
+            self._keyed = uniforms(delays.seed, num_slots), _Laws(delays, num_slots)
         self.refill()
 
     def refill(self) -> None:
@@ -162,10 +180,10 @@ class Rounds:
         self._num_slots = num_slots
         self._k = num_shortest
         self._source = delays
-        self._uniforms: _Uniforms | None = None
+        self._uniforms: Uniforms | None = None
         self._laws: _Laws | None = None
         if type(delays) is KeyedDelays and delays.are_independent:
-            self._uniforms = _Uniforms(delays.seed, num_slots)
+            self._uniforms = Uniforms(delays.seed, num_slots)
             self._laws = _Laws(delays, num_slots)
         self._num_taken = 0
 

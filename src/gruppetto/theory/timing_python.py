@@ -15,12 +15,12 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from gruppetto.theory.timing_draws import Ring
+from gruppetto.theory.timing_draws import Ring, Uniforms
 
-__all__ = ["KAsyncCell", "KBatchAsyncCell", "KBatchSyncCell"]
+__all__ = ["Cell", "KAsyncCell", "KBatchAsyncCell", "KBatchSyncCell", "Uniforms"]
 
 
-class _Cell:
+class Cell:
     """P learners and an update of K contributions."""
 
     def __init__(self, k: int, ring: Ring) -> None:
@@ -45,7 +45,7 @@ class _Cell:
         return seconds
 
 
-class KBatchSyncCell(_Cell):
+class KBatchSyncCell(Cell):
     """K mini-batches of this version; a finisher starts another, the rest is cancelled."""
 
     def __init__(self, k: int, ring: Ring) -> None:
@@ -90,7 +90,7 @@ class KBatchSyncCell(_Cell):
         return heap
 
 
-class _GoingOnCell(_Cell):
+class _GoingOnCell(Cell):
     """Nobody is cancelled: who works on which version is remembered from update to update."""
 
     def __init__(self, k: int, ring: Ring) -> None:
