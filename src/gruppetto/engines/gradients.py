@@ -43,8 +43,18 @@ class HoldsWeights(Protocol):
         """The newest weights, copied."""
         ...
 
-    def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Any]) -> None:
-        """Take one update."""
+    @property
+    def needs_past(self) -> bool:
+        """Whether an update needs the weights each gradient was computed on."""
+        ...
+
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        gradients: Sequence[Any],
+        past: Sequence[Any] = (),
+    ) -> None:
+        """Take one update; ``past`` are flat weights, one for each gradient, where needed."""
         ...
 
 
@@ -104,8 +114,12 @@ class Gradients:
 
     def apply(self, update: ApplyUpdate) -> None:
         """Have the server take an update and publish it."""
+        past: Sequence[Any]
         arrived = [self._arrived.pop(c.lease) for c in update.contributions]
-        self._server.apply(update.contributions, [gradient for _, gradient in arrived])
+        past = ()
+        if self._server.needs_past:
+            past = [self._versions[version].flat for version, _ in arrived]
+        self._server.apply(update.contributions, [gradient for _, gradient in arrived], past)
         self.publish(update.version)
         for version, _ in arrived:
             self.release(version)

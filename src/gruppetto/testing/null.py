@@ -38,7 +38,10 @@ class NullServer:
         version: updates taken.
         applied: mini-batches applied, in order.
         staleness: of each, at the time of its update.
+        needs_past: False: it asks for no weights beside the gradients.
     """
+
+    needs_past = False
 
     def __init__(self) -> None:
         self.version = 0
@@ -50,7 +53,10 @@ class NullServer:
         return NullWeights(self.version)
 
     def apply(
-        self, contributions: Sequence[Contribution], gradients: Sequence[NullGradient]
+        self,
+        contributions: Sequence[Contribution],
+        gradients: Sequence[NullGradient],
+        past: Sequence[object] = (),
     ) -> None:
         """Take one update.
 

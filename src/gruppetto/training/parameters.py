@@ -16,10 +16,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ALIGNMENT", "Flat", "Layout", "Slot", "hash_tensors", "squared_norm"]
+__all__ = [
+    "ALIGNMENT",
+    "Flat",
+    "Layout",
+    "Slot",
+    "hash_tensors",
+    "squared_distance",
+    "squared_norm",
+]
 
 #: Elements.
 ALIGNMENT = 64
+#: Elements, a multiple of it, that are summed at a time: they fit a processor's cache.
+_CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,10 @@ class Flat:
     def clone(self) -> Flat:
         """A copy."""
         return Flat([v.clone() for v in self.vectors])
+
+    def to(self, device: torch.device) -> Flat:
+        """The same on a device; its vectors themselves where they are there already."""
+        return Flat([v.to(device) for v in self.vectors])
 
     def copy_(self, other: Flat) -> None:
         """Take another's values."""
@@ -156,6 +170,16 @@ def squared_norm(vector: Tensor) -> float:
         vector = torch.nn.functional.pad(vector, (0, padded - vector.numel()))
     blocks = vector.double().square().view(-1, ALIGNMENT).sum(dim=1)
     return float(blocks.sum())
+
+
+def squared_distance(left: Flat, right: Flat) -> float:
+    """‖left − right‖² in float64 over fixed blocks; the gaps of a layout are equal in both."""
+    total = 0.0
+    for ours, theirs in zip(left.vectors, right.vectors, strict=True):
+        for start in range(0, ours.numel(), _CHUNK):
+            mine, other = ours[start : start + _CHUNK], theirs[start : start + _CHUNK]
+            total += squared_norm(mine.double() - other.to(mine.device).double())
+    return total
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:

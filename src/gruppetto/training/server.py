@@ -1,7 +1,7 @@
 """The parameter server's arithmetic: contributions -> one optimizer step. All of it is here.
 
-Order of an update: modulate (and later compensate) each contribution, combine them, clip, take
-one optimizer step, move the buffers, step the schedule. Momentum, decay and schedules live here.
+Order of an update: modulate and compensate each contribution, combine them, clip, take one
+optimizer step, move the buffers, step the schedule. Momentum, decay and schedules live here.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from gruppetto.errors import GruppettoError, InvalidSetting, TaskError
+from gruppetto.errors import GruppettoError, TaskError
 from gruppetto.protocols.messages import Contribution
-from gruppetto.staleness import Modulation
+from gruppetto.staleness import Compensation, Modulation
 from gruppetto.staleness.modulation import ApplyTo
 from gruppetto.training.buffers import BufferUpdate, recalibrated_batch_norm
+from gruppetto.training.building import build_model, build_scheduler, check_rate, scale_rate
 from gruppetto.training.clipping import Clip
+from gruppetto.training.combining import combine
+from gruppetto.training.compensation import build_compensator
 from gruppetto.training.learner import Gradient, Weights
-from gruppetto.training.optimizers import (
-    IGNORES_RATE,
-    OptimizerFactory,
-    Schedule,
-    build_optimizer,
-)
+from gruppetto.training.optimizers import OptimizerFactory, Schedule, build_optimizer
 from gruppetto.training.packing import GradientsPacking, WeightsPacking
-from gruppetto.training.parameters import Flat, Layout, hash_tensors
-from gruppetto.training.randomness import Stream, one_thread, seed_everything
+from gruppetto.training.parameters import Flat, Layout, hash_tensors, squared_distance
+from gruppetto.training.randomness import Stream, seed_everything
 from gruppetto.training.ranges import OptimizerOnRanges
 from gruppetto.training.task import Task, to_device
 
@@ -46,6 +43,7 @@ class Updating:
     schedule: Schedule | None = None
     clip: Clip | None = None
     modulation: Modulation | None = None
+    compensation: Compensation | None = None
     #: Multiplies every group's learning rate once, at the start; schedules start from there.
     rate_scale: float = 1.0
 
@@ -62,34 +60,10 @@ class AppliedUpdate:
     #: Of the first parameter group, modulation included.
     learning_rate: float
     factors: tuple[float, ...]
-
-
-def combine(
-    gradients: Sequence[Flat],
-    num_samples: Sequence[int],
-    factors: Sequence[float],
-    apply_to: ApplyTo = "learning-rate",
-) -> tuple[Flat, float]:
-    """Ordered left fold of weighted gradients.
-
-    ``learning-rate``: g = Σ n_i s_i g_i / Σ n_i s_i and the rate s̄ = Σ n_i s_i / Σ n_i.
-    ``gradient``: g = Σ n_i s_i g_i / Σ n_i and the rate 1.
-
-    Returns:
-        The combined gradient (a new one, or the only one) and the factor on the learning rate.
-    """
-    samples = sum(num_samples)
-    total = sum(n * s for n, s in zip(num_samples, factors, strict=True))
-    rate = total / samples
-    divisor = total if apply_to == "learning-rate" and total > 0 else samples
-    # Weights first, in float64: (13 * g) / 13 is not g for many float32 values.
-    shares = [n * s / divisor for n, s in zip(num_samples, factors, strict=True)]
-    combined = gradients[0] if shares[0] == 1.0 else gradients[0].scaled(shares[0])
-    if len(gradients) > 1:
-        combined = combined.clone() if combined is gradients[0] else combined
-        for gradient, share in zip(gradients[1:], shares[1:], strict=True):
-            combined.add_(gradient, share)
-    return combined, rate if apply_to == "learning-rate" else 1.0
+    #: Of the first parameter group, before modulation.
+    base_rate: float = 0.0
+    #: α₀ Σ n_i s_i / Σ n_i: base rate times mean factor, whatever the factors scale.
+    effective_rate: float = 0.0
 
 
 class Server:
@@ -97,7 +71,7 @@ class Server:
 
     Args:
         task: builds the model.
-        updating: optimizer, schedule, clipping, modulation.
+        updating: optimizer, schedule, clipping, modulation, compensation.
         seed: the run's; initial weights are drawn under it.
         samples_per_epoch: for schedules by epoch.
         device: where weights live.
@@ -121,10 +95,10 @@ class Server:
         self._samples_per_epoch = samples_per_epoch
         self._device = device
         self.task = task
-        self.model = _build_model(task, seed, device, initial)
+        self.model = build_model(task, seed, device, initial)
         optimizer = build_optimizer(updating.optimizer, self.model, task.param_groups)
-        _check_rate(optimizer, updating.modulation)
-        _scale_rate(optimizer, updating.rate_scale)
+        check_rate(optimizer, updating.modulation)
+        scale_rate(optimizer, updating.rate_scale)
         groups = [list(group["params"]) for group in optimizer.param_groups]
         self.layout = Layout(self.model, groups)
         if not self.layout.slots:
@@ -135,10 +109,11 @@ class Server:
         self._optimizer = OptimizerOnRanges(
             optimizer, dict(self.model.named_parameters()), self.layout, self.weights
         )
+        self._compensator = build_compensator(updating.compensation, self.layout, self.weights)
         self._buffers = BufferUpdate(self.model)
         self._scheduler = None
         if updating.schedule is not None:
-            self._scheduler = _build_scheduler(updating.schedule, optimizer, updating.rate_scale)
+            self._scheduler = build_scheduler(updating.schedule, optimizer, updating.rate_scale)
         self._samples_applied = 0
         #: What the last update did.
         self.last_update = AppliedUpdate(0.0, ())
@@ -166,25 +141,89 @@ class Server:
 
     # -------------------------------------------------------------- updates
 
-    def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Gradient]) -> None:
-        """Take one update; gradients in the order of their contributions."""
+    @property
+    def needs_past(self) -> bool:
+        """Whether :meth:`apply` needs the weights each gradient was computed on."""
+        modulation = self._updating.modulation
+        return self._compensator is not None or (
+            modulation is not None and modulation.needs_distance
+        )
+
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        gradients: Sequence[Gradient],
+        past: Sequence[Flat] = (),
+    ) -> None:
+        """Take one update.
+
+        Args:
+            contributions: in the order in which they are summed.
+            gradients: theirs, in that order; the server's from now on, to be changed in place.
+            past: the weights each gradient was computed on, in that order, where
+                :attr:`needs_past`; versions that several share are given several times.
+        """
         if self._device.type != "cpu":  # those of other processes come in the CPU's memory
             gradients = [g.to(self._device) for g in gradients]
         num_samples = [c.num_samples for c in contributions]
-        factors = [_factor(c) for c in contributions]
+        factors = self._factors(contributions, past)
+        self._compensate(contributions, gradients, past)
         combined, rate = combine(
             [g.flat for g in gradients], num_samples, factors, self._updating.apply_to
         )
         absent = frozenset.intersection(*(g.absent for g in gradients))
         if self._updating.clip is not None:
             self._updating.clip.apply(combined)
-        group = self._optimizer.optimizer.param_groups[0]
-        learning_rate = float(group["lr"]) * rate
-        self._optimizer.step(combined, absent, rate)
+        base_rate = self._learning_rates()[0]
+        learning_rate = base_rate * rate
+        self._step(combined, absent, rate)
         newest = max(range(len(contributions)), key=lambda i: (contributions[i].version, i))
         self._buffers.combine([g.news for g in gradients], num_samples, newest)
         self._step_schedule(sum(num_samples))
-        self.last_update = AppliedUpdate(learning_rate, tuple(factors))
+        total = sum(n * s for n, s in zip(num_samples, factors, strict=True))
+        effective_rate = base_rate * (total / sum(num_samples))
+        self.last_update = AppliedUpdate(learning_rate, tuple(factors), base_rate, effective_rate)
+
+    def _learning_rates(self) -> list[float]:
+        """Of each parameter group, before modulation."""
+        return [float(group["lr"]) for group in self._optimizer.optimizer.param_groups]
+
+    def _factors(self, contributions: Sequence[Contribution], past: Sequence[Flat]) -> list[float]:
+        modulation = self._updating.modulation
+        if modulation is None or not modulation.needs_distance:
+            return [_factor(c) for c in contributions]
+        rate = self._learning_rates()[0]
+        distances = {c.version: 0.0 for c in contributions if c.staleness == 0}
+        factors = []
+        for contribution, then in zip(contributions, past, strict=True):
+            version = contribution.version
+            if version not in distances:
+                distances[version] = squared_distance(self.weights, then)
+            factors.append(modulation.factor_at_distance(distances[version], rate))
+        return factors
+
+    def _compensate(
+        self,
+        contributions: Sequence[Contribution],
+        gradients: Sequence[Gradient],
+        past: Sequence[Flat],
+    ) -> None:
+        if self._compensator is None:
+            return
+        for contribution, gradient, then in zip(contributions, gradients, past, strict=True):
+            then = then.to(self._device)
+            self._compensator.compensate(gradient.flat, self.weights, then, contribution.staleness)
+
+    def _step(self, combined: Flat, absent: frozenset[int], rate: float) -> None:
+        if rate == 0.0:
+            return  # every gradient was left out: momentum and moments keep still, too
+        if self._compensator is None:
+            self._optimizer.step(combined, absent, rate)
+            return
+        rates = self._learning_rates()
+        self._compensator.before_step(self.weights)
+        self._optimizer.step(combined, absent, rate)
+        self._compensator.after_step(self.weights, rates, rate)
 
     def _step_schedule(self, num_samples: int) -> None:
         before, self._samples_applied = (
@@ -207,12 +246,16 @@ class Server:
         return hash_tensors(dict(self.model.named_parameters()))
 
     def state_sha256(self) -> str:
-        """Hash of parameters, buffers and optimizer state."""
+        """Hash of parameters, buffers, optimizer state and what compensation remembers."""
         tensors, plain = self._optimizer.state()
         named: dict[str, Tensor] = dict(self.model.named_parameters())
         named.update({f"buffer {n}": b for n, b in self.model.named_buffers()})
         named.update({f"optimizer {n}": t for n, t in tensors.items()})
         named[json.dumps(plain, sort_keys=True)] = torch.zeros(0)
+        if self._compensator is not None:
+            tensors, plain = self._compensator.state()
+            named.update({f"compensation {n}": t for n, t in tensors.items()})
+            named[f"compensation {json.dumps(plain, sort_keys=True)}"] = torch.zeros(0)
         return hash_tensors(named)
 
     def evaluate(
@@ -263,12 +306,17 @@ class Server:
         tensors, plain = self._optimizer.state()
         saved = {f"optimizer/{name}": t for name, t in tensors.items()}
         saved.update(self.model_tensors())
+        compensation = None
+        if self._compensator is not None:
+            tensors, compensation = self._compensator.state()
+            saved.update({f"compensation/{name}": t for name, t in tensors.items()})
         schedule = None
         if self._scheduler is not None:
             schedule = {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
         return saved, {
             "optimizer": plain,
             "schedule": schedule,
+            "compensation": compensation,
             "samples_applied": self._samples_applied,
             "state_dict": _state_dict_names(self.model),
         }
@@ -287,11 +335,9 @@ class Server:
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
         """Take back what :meth:`state` gave."""
         self.load_model(tensors)
-        prefix = "optimizer/"
-        self._optimizer.load(
-            {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)},
-            plain["optimizer"],
-        )
+        self._optimizer.load(_below("optimizer/", tensors), plain["optimizer"])
+        if self._compensator is not None:
+            self._compensator.load(_below("compensation/", tensors), plain["compensation"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(plain["schedule"])
         self._samples_applied = plain["samples_applied"]
@@ -304,6 +350,10 @@ def _factor(contribution: Contribution) -> float:
             "has no rule to compute it"
         )
     return contribution.factor
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _is_plain(value: object) -> bool:
@@ -321,73 +371,3 @@ def _state_dict_names(model: nn.Module) -> dict[str, str]:
     with_ties = dict(model.named_parameters(remove_duplicate=False))
     with_ties.update(dict(model.named_buffers(remove_duplicate=False)))  # type: ignore[arg-type]
     return {key: by_storage[id(with_ties[key])] for key in model.state_dict() if key in with_ties}
-
-
-def _check_rate(optimizer: torch.optim.Optimizer, modulation: Modulation | None) -> None:
-    name = type(optimizer).__name__
-    if any("lr" not in group for group in optimizer.param_groups):
-        raise InvalidSetting(f"optimizer {name} has no learning rate lr in its groups")
-    varies = modulation is not None and modulation.factor(7, 7.0) != 1.0
-    if name in IGNORES_RATE and varies:
-        raise InvalidSetting(
-            f"optimizer {name} does not follow its learning rate at every step, so modulation "
-            "cannot reach it; choose another optimizer or modulation none"
-        )
-
-
-def _scale_rate(optimizer: torch.optim.Optimizer, scale: float) -> None:
-    if scale == 1.0:  # not even an int becomes a float: state hashes show it
-        return
-    for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
-            if key in group:
-                group[key] = group[key] * scale
-
-
-def _build_scheduler(
-    schedule: Schedule, optimizer: torch.optim.Optimizer, rate_scale: float
-) -> LRScheduler:
-    starts = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
-    scheduler = schedule.factory(optimizer)
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise InvalidSetting(
-            "schedule: ReduceLROnPlateau needs a metric at every step; expected one that "
-            "depends on the step's number only"
-        )
-    started = [
-        group.get("initial_lr", start)
-        for group, start in zip(optimizer.param_groups, starts, strict=True)
-    ]
-    if rate_scale != 1.0 and started != starts:
-        raise InvalidSetting(
-            f"scale_lr: the schedule {type(scheduler).__name__} sets rates of its own, which "
-            "scaling the optimizer's cannot reach; expected one that starts from the optimizer's"
-        )
-    return scheduler
-
-
-def _build_model(
-    task: Task, seed: int, device: torch.device, initial: Mapping[str, Tensor] | None
-) -> nn.Module:
-    seed_everything(seed, Stream.MODEL, 0, device)
-    try:
-        with one_thread():
-            model = task.model()
-    except Exception as error:
-        raise TaskError(f"model: building it failed: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise TaskError(f"model: expected it to build an nn.Module, got {type(model).__name__}")
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise TaskError(
-                f"model: {name} is lazy, its shape unknown; give the layer its input size"
-            )
-    if initial is not None:
-        try:
-            model.load_state_dict(dict(initial))
-        except RuntimeError as error:
-            first = str(error).split("\n")
-            raise InvalidSetting(
-                f"initial weights do not fit the model: {' '.join(p.strip() for p in first[1:3])}"
-            ) from None
-    return model.to(device).train()

@@ -50,16 +50,19 @@ class MemoryPlan:
     num_gradients: int
 
     @classmethod
-    def for_run(cls, num_learners: int, num_held: int) -> MemoryPlan:
+    def for_run(cls, num_learners: int, num_held: int, keeps_past: bool = False) -> MemoryPlan:
         """Each learner reads one version and writes one gradient; others are held or arrive.
 
         Args:
             num_learners: P.
             num_held: gradients that wait for one update at most, K.
+            keeps_past: held gradients keep the version they were computed on.
         """
-        # One version more is the newest, and one is being written. Beside the gradient a learner
-        # writes, one that it has pushed may not have been looked at yet.
-        return cls(num_learners + 2, 2 * num_learners + num_held)
+        # Beside the gradient a learner writes, one that it has pushed may not have been looked at
+        # yet.
+        gradients = 2 * num_learners + num_held
+        # One version more is the newest, and one is being written.
+        return cls((gradients if keeps_past else num_learners) + 2, gradients)
 
 
 class RunMemory:
