@@ -11,10 +11,12 @@ Each run is held against two predictions:
 * the law alone, beforehand: the closed form where there is one, and where 90 % of runs of as many
   updates come to lie, from 200 simulated ones with other seeds.
 
-Runs with real processes want the machine for themselves; the load before and after is kept.
+Runs with real processes want the machine for themselves; the load before and after is kept. Under
+real-time priority other work does not delay them, as if they were alone.
 
     python experiments/prediction.py                # 10 minutes; goes on where it was stopped
     python experiments/prediction.py --repeats 1
+    chrt --fifo 1 python experiments/prediction.py --out real_time.json
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ def measure(protocol: str, law: str, learners: int, updates: int, seed: int) -> 
         "ratio": result["mean_update_time"] / result["expected_update_time"],
         "computing": computing, "by_draws_and_computing": longer.mean_update_time,
         "cores": result["cores"], "load_before": before, "load_after": os.getloadavg()[0],
+        "is_real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from gruppetto.engines.local.reader import open_reader
 from gruppetto.engines.local.versions import Versions
 from gruppetto.engines.local.wire import (
     Answer,
+    Cancelled,
     Kind,
     Order,
     Spent,
@@ -60,7 +61,7 @@ CPU = torch.device("cpu")
 numbers = st.integers(-(2**63), 2**63 - 1)
 blocks = st.integers(-(2**31), 2**31 - 1)
 seconds = st.floats(allow_nan=False)
-orders = st.builds(Order, numbers, numbers, numbers, numbers, blocks, blocks, seconds)
+orders = st.builds(Order, numbers, numbers, numbers, numbers, blocks, blocks, seconds, seconds)
 spent = st.builds(Spent, seconds, seconds, seconds, seconds)
 
 
@@ -69,9 +70,9 @@ def test_an_order_arrives_as_sent(order: Order) -> None:
     assert unpack_order(pack_order(order)) == order
 
 
-@given(numbers)
-def test_a_cancel_arrives_as_sent(lease: int) -> None:
-    assert unpack_order(pack_cancel(lease)) == lease
+@given(numbers, seconds)
+def test_a_cancel_arrives_as_sent(lease: int, since: float) -> None:
+    assert unpack_order(pack_cancel(lease, since)) == Cancelled(lease, since)
 
 
 @pytest.mark.parametrize("message", [b"", bytes([Kind.STOP])])
@@ -205,13 +206,15 @@ def test_packed_tensors_are_aligned_apart_and_shared(specs: list[tuple[Any, list
 class CountingServer:
     """Publishes numbers."""
 
+    needs_past = False
+
     def __init__(self) -> None:
         self.version = 0
 
     def publish_to(self, place: Tensor) -> None:
         place.fill_(self.version)
 
-    def apply(self, contributions: Any, gradients: Any) -> None:
+    def apply(self, contributions: Any, gradients: Any, past: Any = ()) -> None:
         raise NotImplementedError
 
 

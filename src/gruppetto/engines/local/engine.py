@@ -14,15 +14,16 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from torch import Tensor
 
 from gruppetto.delays import KeyedDelays
 from gruppetto.engines.base import Engine
+from gruppetto.engines.local.held import pack_held, unpack_held
 from gruppetto.engines.local.memory import Blocks, RunMemory
+from gruppetto.engines.local.seats import Seat, rest_of, tell, work_row
 from gruppetto.engines.local.versions import PublishesWeights, Versions
 from gruppetto.engines.local.wire import (
     Answer,
@@ -35,6 +36,7 @@ from gruppetto.engines.local.wire import (
     send_json,
     unpack_answer,
 )
+from gruppetto.engines.measuring import Measuring
 from gruppetto.engines.virtual import LEARNERS_LOST, MAX_TIME
 from gruppetto.protocols.messages import (
     RESUMED,
@@ -51,26 +53,9 @@ from gruppetto.protocols.messages import (
     LearnerLost,
     StopRequested,
 )
-from gruppetto.trace import WorkRow
 from gruppetto.training.learner import Gradient
 
 __all__ = ["LocalEngine"]
-
-_OUTCOMES: Final = {Kind.PUSHED: "pushed", Kind.FAILED: "failed", Kind.CANCELLED: "cancelled"}
-
-
-@dataclass(slots=True)
-class _Seat:
-    """One learner process."""
-
-    learner: int
-    slot: int
-    channel: socket.socket
-    has_joined: bool = False
-    #: The order it works on, or has been told to cancel.
-    order: Order | None = None
-    #: Waits until that is answered, with the delay drawn for it.
-    waiting: tuple[Compute, float] | None = None
 
 
 class LocalEngine(Engine):
@@ -83,6 +68,7 @@ class LocalEngine(Engine):
         supervisor: tells who is there, who is gone, and when to stop.
         num_learners: how many the run waits for before its clock starts.
         max_time: seconds; then the run stops.
+        measuring: when progress is measured, for protocols that ask for it.
     """
 
     def __init__(
@@ -93,6 +79,7 @@ class LocalEngine(Engine):
         supervisor: socket.socket,
         num_learners: int,
         max_time: float | None = None,
+        measuring: Measuring | None = None,
     ) -> None:
         super().__init__()
         self._server = server
@@ -100,11 +87,14 @@ class LocalEngine(Engine):
         self._delays = delays
         self._supervisor = supervisor
         self._max_time = max_time
-        self._versions = Versions(memory)
+        self._measuring = measuring
+        #: The last event was a measurement; another one has to wait for a look at the learners.
+        self._has_just_measured = False
+        self._versions = Versions(memory, server.needs_past)
         self._spaces = Blocks(memory.plan.num_gradients, "gradient")
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         #: lease -> its seat, while the coordinator counts on it.
-        self._open: dict[int, _Seat] = {}
+        self._open: dict[int, Seat] = {}
         #: lease -> block and gradient, arrived and not applied.
         self._held: dict[int, tuple[int, Gradient]] = {}
         self._events: deque[Event] = deque()
@@ -117,6 +107,8 @@ class LocalEngine(Engine):
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._started_at: float | None = None
         self._time_before = 0.0
+        #: When the newest event was heard or, later, its version published. Delays run from there.
+        self._since = 0.0
         self.watch(supervisor.fileno(), self._listen)
 
     # -------------------------------------------------------- the four verbs
@@ -142,13 +134,37 @@ class LocalEngine(Engine):
                 left = self._max_time - self.now()
                 if left <= 0:
                     return StopRequested(MAX_TIME)
+            if self._measuring is not None:
+                until = self._measuring.next_at - self.now()
+                if until <= 0 and not self._has_just_measured:
+                    return self._measure(self._measuring)
+                self._has_just_measured = False
+                left = max(0.0, until if left is None else min(left, until))
             if self._events:
+                self._since = time.perf_counter()
                 return self._events.popleft()
             if self._stop_reason is not None:
                 return StopRequested(self._stop_reason)
             if not self._seats and not self._num_coming:
                 return StopRequested(LEARNERS_LOST)
             self._look(left)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Inside, run time does not pass; learners go on with what they have in hand."""
+        before = time.perf_counter()
+        yield
+        if self._started_at is not None:
+            self._started_at += time.perf_counter() - before
+
+    def _measure(self, measuring: Measuring) -> Event:
+        """Measure while run time stands still."""
+        assert self._started_at is not None
+        now = self.now()
+        with self.standing_still():
+            event = measuring.take(now)
+        self._has_just_measured = True
+        return event
 
     def send(self, command: Command) -> None:
         """Carry out a command."""
@@ -165,7 +181,7 @@ class LocalEngine(Engine):
                 # First, so that nobody is replaced for ending now.
                 self.tell_supervisor({"stopped": command.reason})
                 for seat in self._seats.values():
-                    _tell(seat, bytes([Kind.STOP]))
+                    tell(seat, bytes([Kind.STOP]))
 
     def close(self) -> None:
         """The run is over: close what it had open to its learners."""
@@ -187,24 +203,15 @@ class LocalEngine(Engine):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a resumed run needs of the engine: gradients that are held, and counts."""
-        tensors: dict[str, Tensor] = {}
-        held = {}
         # What has arrived and is in no row yet is computed again.
         unheard = {e.lease for e in self._events if isinstance(e, GradientPushed)}
-        for lease, (_, gradient) in self._held.items():
-            if lease in unheard:
-                continue
-            held[str(lease)] = {
-                "absent": sorted(gradient.absent),
-                "loss": gradient.loss,
-                "num_samples": gradient.num_samples,
-            }
-            for i, vector in enumerate(gradient.flat.vectors):
-                tensors[f"held/{lease}/flat/{i}"] = vector
-            for module, news in gradient.news.items():
-                tensors.update({f"held/{lease}/news/{module}/{n}": t for n, t in news.items()})
+        heard = {lease: held for lease, held in self._held.items() if lease not in unheard}
+        tensors, held = pack_held(heard)
+        past, versions = self._versions.past_state(heard)
         counts = {"jobs_started": self._jobs_started, "num_restarted": self.num_restarted}
-        return tensors, {"held": held, **counts}
+        if self._measuring is not None:
+            counts["next_measurement"] = self._measuring.number
+        return {**tensors, **past}, {"held": held, "past": versions, **counts}
 
     def restore(
         self,
@@ -227,17 +234,10 @@ class LocalEngine(Engine):
         self._time_before = time
         self._jobs_started = list(plain["jobs_started"])
         self.num_restarted = plain["num_restarted"]
-        for text, numbers in plain["held"].items():
-            block = self._spaces.take()
-            space = self._memory.gradient(block)
-            for i, vector in enumerate(space.flat.vectors):
-                vector.copy_(tensors[f"held/{text}/flat/{i}"])
-            for module, news in space.news.items():
-                for name, place in news.items():
-                    place.copy_(tensors[f"held/{text}/news/{module}/{name}"])
-            absent, loss = frozenset(numbers["absent"]), numbers["loss"]
-            gradient = Gradient(space.flat, absent, space.news, loss, numbers["num_samples"])
-            self._held[int(text)] = block, gradient
+        if self._measuring is not None:
+            self._measuring.number = plain["next_measurement"]
+        self._versions.restore_past(tensors, plain.get("past", {}))
+        self._held = unpack_held(tensors, plain["held"], self._memory, self._spaces)
         self._events.extend(LearnerLost(learner, RESUMED) for learner in learners)
 
     # -------------------------------------------------------------- listening
@@ -265,7 +265,7 @@ class LocalEngine(Engine):
             sys.exit("the process that started this run is gone")
         if "joins" in message:
             channel = socket.socket(fileno=descriptors[0])
-            seat = _Seat(message["joins"], message["slot"], channel)
+            seat = Seat(message["joins"], message["slot"], channel)
             self._seats[seat.learner] = seat
             self.watch(channel.fileno(), lambda: self._hear(seat))
         elif "coming" in message:
@@ -276,7 +276,7 @@ class LocalEngine(Engine):
         elif "stop" in message:
             self.request_stop(message["stop"])
 
-    def _hear(self, seat: _Seat) -> None:
+    def _hear(self, seat: Seat) -> None:
         """Something from a learner."""
         message = receive(seat.channel)
         if message:
@@ -284,7 +284,7 @@ class LocalEngine(Engine):
         else:  # it is gone; the supervisor will say why
             self.unwatch(seat.channel.fileno())
 
-    def _read(self, seat: _Seat, message: bytes) -> None:
+    def _read(self, seat: Seat, message: bytes) -> None:
         if message[0] == Kind.JOINED:
             seat.has_joined = True
             self._num_coming -= 1
@@ -294,7 +294,7 @@ class LocalEngine(Engine):
 
     def _lose(self, learner: int, reason: str) -> None:
         seat = self._seats.pop(learner)
-        while message := _rest_of(seat.channel):
+        while message := rest_of(seat.channel):
             self._read(seat, message)
         self.unwatch(seat.channel.fileno())
         seat.channel.close()
@@ -308,15 +308,15 @@ class LocalEngine(Engine):
                 return  # a replacement that nobody has heard of yet
         self._events.append(LearnerLost(learner, reason))
 
-    def _take(self, seat: _Seat, answer: Answer) -> None:
+    def _take(self, seat: Seat, answer: Answer) -> None:
         """An answer: hold its gradient, report it, and send what waits for the learner."""
         order = seat.order
         assert order is not None and order.lease == answer.lease
         seat.order = None
-        self._note(seat, order, answer)
+        self.work.append(work_row(seat, order, answer, self.now()))
         is_open = self._open.pop(answer.lease, None) is not None
-        self._versions.release(order.weights_block)
         if answer.kind is Kind.PUSHED:
+            self._versions.keep(answer.lease, order.version, order.weights_block)
             space = self._memory.gradient(order.gradient_block)
             gradient = Gradient(
                 space.flat, space.read_absent(), space.news, answer.loss, answer.num_samples
@@ -325,26 +325,15 @@ class LocalEngine(Engine):
             pushed = (answer.lease, answer.version, answer.loss, answer.num_samples)
             self._events.append(GradientPushed(*pushed))
         else:
+            self._versions.release(order.weights_block)
             self._spaces.give_back(order.gradient_block)
             if answer.kind is Kind.FAILED:
                 if is_open and answer.traceback:
                     self.tracebacks[answer.lease] = answer.traceback
                 self._events.append(GradientFailed(answer.lease, answer.reason))
         if seat.waiting is not None:
-            (compute, delay), seat.waiting = seat.waiting, None
-            self._order(seat, compute, delay)
-
-    def _note(self, seat: _Seat, order: Order, answer: Answer) -> None:
-        self.work.append(
-            WorkRow(
-                lease=answer.lease,
-                learner=seat.learner,
-                mini_batch=order.mini_batch,
-                outcome=_OUTCOMES[answer.kind],
-                time=self.now(),
-                **answer.spent._asdict(),
-            )
-        )
+            waiting, seat.waiting = seat.waiting, None
+            self._order(seat, *waiting)
 
     # ------------------------------------------------------------- commanding
 
@@ -358,11 +347,11 @@ class LocalEngine(Engine):
         self._jobs_started[seat.slot] += 1
         self._open[compute.lease] = seat
         if seat.order is None:
-            self._order(seat, compute, delay)
+            self._order(seat, compute, delay, self._since)
         else:
-            seat.waiting = compute, delay
+            seat.waiting = compute, delay, self._since
 
-    def _order(self, seat: _Seat, compute: Compute, delay: float) -> None:
+    def _order(self, seat: Seat, compute: Compute, delay: float, since: float) -> None:
         following = compute.next_mini_batch
         seat.order = Order(
             lease=compute.lease,
@@ -373,8 +362,9 @@ class LocalEngine(Engine):
             weights_block=self._versions.hold(),
             gradient_block=self._spaces.take(),
             delay=delay,
+            since=since,
         )
-        _tell(seat, pack_order(seat.order))
+        tell(seat, pack_order(seat.order))
 
     def _cancel(self, lease: int) -> None:
         seat = self._open.pop(lease, None)
@@ -383,35 +373,26 @@ class LocalEngine(Engine):
         if seat.waiting is not None and seat.waiting[0].lease == lease:
             seat.waiting = None
         else:
-            _tell(seat, pack_cancel(lease))
+            tell(seat, pack_cancel(lease, self._since))
 
     def _apply(self, update: ApplyUpdate) -> None:
-        taken = [self._held.pop(c.lease) for c in update.contributions]
-        self._server.apply(update.contributions, [gradient for _, gradient in taken])
+        leases = [c.lease for c in update.contributions]
+        taken = [self._held.pop(lease) for lease in leases]
+        gradients = [gradient for _, gradient in taken]
+        self._server.apply(update.contributions, gradients, self._versions.past(leases))
         self._versions.publish(update.version, self._server)
-        for block, _ in taken:
+        self._since = time.perf_counter()
+        for lease, (block, _) in zip(leases, taken, strict=True):
             self._spaces.give_back(block)
+            self._versions.forget(lease)
 
     def _drop(self, lease: int) -> None:
         if lease in self._held:
             self._spaces.give_back(self._held.pop(lease)[0])
+            self._versions.forget(lease)
 
     def _free(self, order: Order) -> None:
         """A learner will not answer: what it read and wrote is free."""
         self._open.pop(order.lease, None)
         self._versions.release(order.weights_block)
         self._spaces.give_back(order.gradient_block)
-
-
-def _tell(seat: _Seat, message: bytes) -> None:
-    with contextlib.suppress(OSError):  # it is gone; the supervisor will say so
-        seat.channel.send(message)
-
-
-def _rest_of(channel: socket.socket) -> bytes:
-    """What a process that has ended had still said."""
-    channel.setblocking(False)
-    try:
-        return receive(channel)
-    except BlockingIOError:  # a process it had started has the other end open
-        return b""

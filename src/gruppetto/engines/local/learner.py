@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from typing import Final
 
 from gruppetto.engines.local.loader import ReadingFailed
 from gruppetto.engines.local.memory import RunMemory
@@ -25,6 +26,10 @@ from gruppetto.training.learner import Learner, NotFinite
 
 __all__ = ["work"]
 
+#: A sleeper that the clock wakes is some ten microseconds late: so many seconds before the end of a
+#: delay a learner begins to look at the clock itself.
+_EARLY: Final = 1e-4
+
 
 class _Stopped(BaseException):
     """The server wants no more, or is gone; not an Exception, for user code to catch."""
@@ -32,6 +37,10 @@ class _Stopped(BaseException):
 
 class _Cancelled(BaseException):
     """The lease being worked on is closed."""
+
+    def __init__(self, since: float) -> None:
+        super().__init__()
+        self.since = since
 
 
 def work(channel: socket.socket, learner: Learner, memory: RunMemory, reader: Reader) -> None:
@@ -48,20 +57,18 @@ def work(channel: socket.socket, learner: Learner, memory: RunMemory, reader: Re
         channel.send(bytes([Kind.JOINED]))
     except ConnectionError:  # the run was stopped before it began
         return
-    answered = time.perf_counter()
+    free = time.perf_counter()
     while True:
         order = unpack_order(receive(channel))
         if order is None:
             return
         if not isinstance(order, Order):
             continue  # the cancel of a lease that was answered just before
-        waiting = time.perf_counter() - answered
         try:
-            answer = _answer(channel, learner, memory, reader, order, waiting)
+            answer, free = _answer(channel, learner, memory, reader, order, free)
             channel.send(pack_answer(answer))
         except (_Stopped, ConnectionError):
             return
-        answered = time.perf_counter()
 
 
 def _answer(
@@ -70,38 +77,55 @@ def _answer(
     memory: RunMemory,
     reader: Reader,
     order: Order,
-    waiting: float,
-) -> Answer:
-    kind, loss, num_samples, reason, text = Kind.CANCELLED, 0.0, 0, "", ""
+    free: float,
+) -> tuple[Answer, float]:
+    """Carry out an order.
+
+    Args:
+        channel, learner, memory, reader: as in :func:`work`.
+        order: what to do.
+        free: since when this learner has had nothing to do, by the machine's clock.
+
+    Returns:
+        What to say, and since when there is nothing to do again.
+    """
     reader.expect(order.mini_batch, order.next_mini_batch)
     reader.waited = 0.0
-    started = computing_from = time.perf_counter()
+    # A delay stands for how long the work takes: the order's way here is not on top of it.
+    began = max(free, order.since) if order.delay > 0.0 else time.perf_counter()
+    kind, loss, num_samples, reason, text = Kind.CANCELLED, 0.0, 0, "", ""
     try:
-        _sleep(channel, order.delay)
-        computing_from = time.perf_counter()
+        _sleep(channel, began + order.delay)
+    except _Cancelled as cancelled:
+        # What comes next begins with this cancel, too, however late a sleeper hears of it.
+        ended = max(began, cancelled.since)
+        spent = Spent(began - free, ended - began, 0.0, 0.0)
+        return Answer(kind, order.lease, order.version, loss, num_samples, spent), ended
+    computing_from = time.perf_counter()
+    try:
         weights, space = memory.version(order.weights_block), memory.gradient(order.gradient_block)
         gradient = learner.compute(order.mini_batch, weights, space)
         _look(channel)
         kind, loss, num_samples = Kind.PUSHED, gradient.loss, gradient.num_samples
     except _Cancelled:
-        if computing_from == started:  # asleep
-            computing_from = time.perf_counter()
+        pass
     except NotFinite:
         kind, reason = Kind.FAILED, NOT_FINITE
     except ReadingFailed as failed:
         kind, reason, text = Kind.FAILED, str(failed), failed.traceback
     except Exception as error:
         kind, reason, text = Kind.FAILED, failure_reason(error), traceback.format_exc()
-    total = time.perf_counter() - computing_from
-    spent = Spent(waiting, computing_from - started, reader.waited, total - reader.waited)
-    return Answer(kind, order.lease, order.version, loss, num_samples, spent, reason, text)
+    ended = time.perf_counter()
+    computing = ended - computing_from - reader.waited
+    spent = Spent(began - free, computing_from - began, reader.waited, computing)
+    answer = Answer(kind, order.lease, order.version, loss, num_samples, spent, reason, text)
+    return answer, ended
 
 
-def _sleep(channel: socket.socket, seconds: float) -> None:
-    """Sleep out a delay, unless something comes from the server."""
-    until = time.perf_counter() + seconds
+def _sleep(channel: socket.socket, until: float) -> None:
+    """Sleep to the end of a delay, unless something comes from the server."""
     while (left := until - time.perf_counter()) > 0:
-        if is_readable(channel, left):
+        if is_readable(channel, max(0.0, left - _EARLY)):
             _look(channel)
 
 
@@ -113,6 +137,7 @@ def _look(channel: socket.socket) -> None:
         _Stopped: the run is over.
     """
     if is_readable(channel, 0.0):
-        if unpack_order(receive(channel)) is None:
+        said = unpack_order(receive(channel))
+        if said is None:
             raise _Stopped
-        raise _Cancelled
+        raise _Cancelled(said.since)

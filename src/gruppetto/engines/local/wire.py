@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "Answer",
+    "Cancelled",
     "Kind",
     "Order",
     "Spent",
@@ -67,8 +68,16 @@ class Order(NamedTuple):
     #: Blocks of the shared memory.
     weights_block: int
     gradient_block: int
-    #: Seconds.
+    #: Seconds, and since when they run by the clock that all processes of a machine share.
     delay: float
+    since: float
+
+
+class Cancelled(NamedTuple):
+    """CANCEL: the lease that is closed, and since when."""
+
+    lease: int
+    since: float
 
 
 class Spent(NamedTuple):
@@ -94,8 +103,8 @@ class Answer(NamedTuple):
     traceback: str = ""
 
 
-_ORDER: Final = struct.Struct("<Bqqqqiid")
-_CANCEL: Final = struct.Struct("<Bq")
+_ORDER: Final = struct.Struct("<Bqqqqiidd")
+_CANCEL: Final = struct.Struct("<Bqd")
 _ANSWER: Final = struct.Struct("<Bqqdqdddd")
 
 
@@ -109,13 +118,13 @@ def pack_order(order: Order) -> bytes:
     return _ORDER.pack(Kind.COMPUTE, *order)
 
 
-def pack_cancel(lease: int) -> bytes:
+def pack_cancel(lease: int, since: float) -> bytes:
     """CANCEL."""
-    return _CANCEL.pack(Kind.CANCEL, lease)
+    return _CANCEL.pack(Kind.CANCEL, lease, since)
 
 
-def unpack_order(message: bytes) -> Order | int | None:
-    """What a learner is told: an order, the lease to cancel, or None to stop.
+def unpack_order(message: bytes) -> Order | Cancelled | None:
+    """What a learner is told: an order, what to cancel, or None to stop.
 
     An empty message, from a server that is gone, means stop as well.
     """
@@ -123,8 +132,7 @@ def unpack_order(message: bytes) -> Order | int | None:
     if kind == Kind.COMPUTE:
         return Order(*_ORDER.unpack(message)[1:])
     if kind == Kind.CANCEL:
-        lease: int = _CANCEL.unpack(message)[1]
-        return lease
+        return Cancelled(*_CANCEL.unpack(message)[1:])
     return None
 
 
