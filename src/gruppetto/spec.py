@@ -90,6 +90,13 @@ def read_value(text: str, annotation: Any, what: str) -> Any:
     return text
 
 
+def _choices(annotation: Any) -> str:
+    """The texts that an optional key takes, where there are few: ``discard|restart|wait``."""
+    options = typing.get_args(annotation)
+    literal = next((o for o in options if typing.get_origin(o) is typing.Literal), None)
+    return "" if literal is None else "|".join(str(a) for a in typing.get_args(literal))
+
+
 def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -189,12 +196,21 @@ class Registry(Generic[T]):
         return name + (":" + ",".join(shown) if shown else "")
 
     def usage(self, name: str) -> str:
-        """How an entry is written: ``uniform:low=,high=``, defaults shown."""
-        parts = [
-            f"{key}=" + ("" if f.default is dataclasses.MISSING else _show(f.default))
-            for key, f in self.keys_of(name).items()
-        ]
-        return name + (":" + ",".join(parts) if parts else "")
+        """How an entry is written: ``uniform:low=,high=``, defaults shown.
+
+        Keys that are absent unless given are in brackets: ``async[:max_staleness=]``.
+        """
+        hints = typing.get_type_hints(self[name])
+        text, mark = name, ":"
+        for key, f in self.keys_of(name).items():
+            if f.default is None:
+                text += f"[{mark}{key}={_choices(hints[key])}]"
+            else:
+                text += f"{mark}{key}=" + (
+                    "" if f.default is dataclasses.MISSING else _show(f.default)
+                )
+            mark = ","
+        return text
 
     def summary(self, name: str) -> str:
         """The first line of an entry's docstring."""

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 __all__ = [
+    "CLOSED",
     "COMMANDS",
     "EVENTS",
     "NOT_FINITE",
     "RESUMED",
+    "TOO_STALE",
     "ApplyUpdate",
     "Cancel",
     "Command",
@@ -36,6 +38,10 @@ NOT_FINITE: Final = "not finite"
 #: Reason of a :class:`LearnerLost` when a run goes on without its old learners: no mini-batch is to
 #: blame for it.
 RESUMED: Final = "the run was resumed"
+#: Reason of a :class:`Discard` of what belongs to a closed lease.
+CLOSED: Final = "the lease is closed"
+#: Reason of a :class:`Discard` that closes its lease: the gradient is staler than the bound allows.
+TOO_STALE: Final = "too stale"
 
 
 # ------------------------------------------------------------------ events
@@ -80,9 +86,12 @@ class GradientFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProgressMeasured:
-    """The loss on a fixed training sample, measured by the engine for adaptive protocols."""
+    """The loss on a fixed training sample, measured by the engine for adaptive protocols.
 
-    loss: float
+    None where it was infinite or not a number: a trace cannot hold those.
+    """
+
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """A push or failure that came too late: throw the gradient away."""
+    """A push or failure that came too late, or a push too stale: throw the gradient away."""
 
     lease: int
     reason: str

@@ -19,12 +19,22 @@ import numpy as np
 
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, Protocol
+from gruppetto.protocols.bounded import UNBOUNDED
+from gruppetto.theory.timing_bounded import BoundedCell
 from gruppetto.theory.timing_draws import BLOCK, Delays, Floats, Integers, Ring, Rounds
 
 if TYPE_CHECKING:
     from gruppetto.theory import timing_python
 
-__all__ = ["Delays", "Timing", "UpdateBlock", "simulate", "simulate_counting", "update_blocks"]
+__all__ = [
+    "Delays",
+    "Timing",
+    "UpdateBlock",
+    "check_simulated",
+    "simulate",
+    "simulate_counting",
+    "update_blocks",
+]
 
 #: About how many jobs are simulated between two reports of progress.
 _JOBS: Final = 2**18
@@ -38,10 +48,16 @@ class UpdateBlock:
 
     #: When each was applied, seconds. Shape [updates].
     times: Floats
-    #: Of each contribution, in arrival order. Shape [updates, K]; None where all are 0.
+    #: Of each contribution, in arrival order. Shape [updates, K]; None where all are 0. Where a
+    #: bound may hold updates back, they may be of more than K: rows then end in -1.
     staleness: Integers | None
     #: Seconds that learners waited for these updates, all together.
     idle: float
+    #: Mini-batches that a bound cancelled, and discarded on arrival, until these updates.
+    cancelled: int = 0
+    discarded: int = 0
+    #: Seconds that had gone into them.
+    lost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,12 +78,16 @@ class Timing:
     max_staleness: int
     #: Share of the contributions with staleness 0.
     fresh_fraction: float
-    #: K for every update.
+    #: K for every update; more where a bound holds updates back.
     mini_batches_applied: int
     #: Cancelled by these updates; what is under way after the last one is not.
     mini_batches_cancelled: int
     #: Share of the learners' time spent waiting for updates.
     idle_fraction: float
+    #: Arrived too stale for the bound.
+    mini_batches_discarded: int = 0
+    #: Seconds of the learners that went into what a bound cancelled or discarded.
+    lost_time: float = 0.0
 
 
 def simulate(
@@ -132,21 +152,27 @@ def simulate_counting(
     # cannot exceed twenty times that. What lies beyond is counted, not told apart.
     counts = np.zeros(20 * num_learners // k + 2, dtype=np.int64)
     done, now, idle, total, highest = 0, 0.0, 0.0, 0, 0
+    applied, cancelled, discarded, lost = 0, 0, 0, 0.0
     for block in update_blocks(protocol, delays, num_learners, num_updates, compiled=compiled):
         done += len(block.times)
         now = float(block.times[-1])
         idle += block.idle
+        cancelled += block.cancelled
+        discarded += block.discarded
+        lost += block.lost
         if block.staleness is not None:
             values = block.staleness.reshape(-1)
+            if protocol.bound is not UNBOUNDED:
+                values = values[values >= 0]
+            applied += len(values)
             total += int(values.sum())
             highest = max(highest, int(values.max()))
             counts += np.bincount(np.minimum(values, len(counts) - 1), minlength=len(counts))
         if progress is not None:
             progress(done, now)
-    applied = done * k
     if protocol.cell.cancels:
-        counts[0] = applied
-    cancelled_each = num_learners - (k if protocol.cell.distinct else 1)
+        counts[0] = applied = done * k
+        cancelled = done * (num_learners - (k if protocol.cell.distinct else 1))
     at_or_below = np.cumsum(counts)
     timing = Timing(
         updates=done,
@@ -157,8 +183,10 @@ def simulate_counting(
         max_staleness=highest,
         fresh_fraction=int(counts[0]) / applied,
         mini_batches_applied=applied,
-        mini_batches_cancelled=done * cancelled_each if protocol.cell.cancels else 0,
+        mini_batches_cancelled=cancelled,
         idle_fraction=idle / (num_learners * now) if now > 0 else 0.0,
+        mini_batches_discarded=discarded,
+        lost_time=lost,
     )
     return timing, counts[: highest + 1]
 
@@ -179,7 +207,8 @@ def update_blocks(
         num_learners: P.
         num_updates: how many, >= 1.
         compiled: by numba; None for yes where it is installed and there is enough to do. The
-            updates are the same, to the last bit. Only k-sync has no need of it.
+            updates are the same, to the last bit. k-sync has no need of it; a bound is simulated
+            in plain Python.
 
     Raises:
         InvalidSetting: the protocol cannot run with P learners, a number is too small, or numba
@@ -197,12 +226,15 @@ def update_blocks(
     k = _num_to_wait(protocol, num_learners, num_updates)
     if protocol.cell.distinct and protocol.cell.cancels:
         return _k_sync_blocks(k, delays, num_learners, num_updates)
+    if protocol.bound is not UNBOUNDED:
+        return _bounded_blocks(BoundedCell(protocol, Ring(delays, num_learners)), num_updates)
     jobs = num_updates * (k + num_learners if protocol.cell.cancels else k)
     cells = _cells(compiled, jobs)
     kind: Any = cells.KAsyncCell if protocol.cell.distinct else cells.KBatchAsyncCell
     if protocol.cell.cancels:
         kind = cells.KBatchSyncCell
-    return _cell_blocks(kind(k, Ring(delays, num_learners)), protocol, num_learners, num_updates)
+    ring = Ring(delays, num_learners, cells.Uniforms)
+    return _cell_blocks(kind(k, ring), protocol, num_learners, num_updates)
 
 
 def _num_to_wait(protocol: Protocol, num_learners: int, num_updates: int) -> int:
@@ -215,8 +247,22 @@ def _num_to_wait(protocol: Protocol, num_learners: int, num_updates: int) -> int
             f"expected a protocol, like {PROTOCOLS.format(PROTOCOLS.parse('async'))}, "
             f"got {protocol!r}"
         )
-    protocol.check(num_learners)
+    check_simulated(protocol, num_learners)
     return protocol.num_to_wait(num_learners)
+
+
+def check_simulated(protocol: Protocol, num_learners: int) -> None:
+    """Refuse what no simulation can tell.
+
+    Raises:
+        InvalidSetting: the protocol cannot run with P learners, or adapts to a loss.
+    """
+    protocol.check(num_learners)
+    if protocol.measures_every is not None:
+        raise InvalidSetting(
+            f"{PROTOCOLS.format(protocol)} follows the training loss, and a simulation computes no "
+            "gradients; expected a protocol with a K of its own, like k-sync:k=2"
+        )
 
 
 def _cells(compiled: bool | None, jobs: int) -> Any:
@@ -246,6 +292,25 @@ def _cell_blocks(
         cell.advance(times, staleness)
         yield UpdateBlock(times, staleness, cell.idle - idle)
         idle = cell.idle
+
+
+def _bounded_blocks(cell: BoundedCell, num_updates: int) -> Iterator[UpdateBlock]:
+    step = max(1, _JOBS // (4 * cell.width))
+    idle, cancelled, discarded, lost = 0.0, 0, 0, 0.0
+    for begin in range(0, num_updates, step):
+        count = min(step, num_updates - begin)
+        times, staleness = np.empty(count), np.empty((count, cell.width), dtype=np.int64)
+        cell.advance(times, staleness)
+        yield UpdateBlock(
+            times,
+            staleness,
+            cell.idle - idle,
+            cell.num_cancelled - cancelled,
+            cell.num_discarded - discarded,
+            cell.lost - lost,
+        )
+        idle, lost = cell.idle, cell.lost
+        cancelled, discarded = cell.num_cancelled, cell.num_discarded
 
 
 def _k_sync_blocks(
