@@ -117,7 +117,7 @@ def test_streams_of_a_seed_are_all_different() -> None:
         for stream in Stream
         for number in range(50)
     }
-    assert len(seeds) == 3 * 5 * 50
+    assert len(seeds) == 3 * len(Stream) * 50
     assert all(0 <= s < 2**64 for s in seeds)
 
 

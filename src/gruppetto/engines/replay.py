@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gruppetto.engines.base import Engine
@@ -21,6 +21,7 @@ from gruppetto.protocols.messages import (
     GradientFailed,
     GradientPushed,
     LearnerLost,
+    ProgressMeasured,
 )
 
 __all__ = ["ReplayEngine"]
@@ -35,6 +36,8 @@ class ReplayEngine(Engine):
         server: holds weights.
         learner: computes gradients.
         events: (run time in seconds, event), in order.
+        measure: the loss on the fixed training sample at the server's current weights, for
+            protocols that ask for it.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class ReplayEngine(Engine):
         server: HoldsWeights,
         learner: ComputesGradients,
         events: Sequence[tuple[float, Event]],
+        measure: Callable[[], float | None] | None = None,
     ) -> None:
         super().__init__()
         self._gradients = Gradients(server, learner)
         self._events = events
+        self._measure = measure
         self._position = 0
         self._time = 0.0
         self._open: dict[int, Compute] = {}
@@ -84,6 +89,10 @@ class ReplayEngine(Engine):
             self._open.pop(event.lease, None)
         if isinstance(event, GradientPushed):
             return self._push(event)
+        if isinstance(event, ProgressMeasured) and self._measure is not None:
+            again = ProgressMeasured(self._measure())
+            self._note_difference(event != again, f"{event.loss!r}", f"{again.loss!r}")
+            return again
         return event
 
     def send(self, command: Command) -> None:
@@ -121,9 +130,15 @@ class ReplayEngine(Engine):
         self._just_kept = event.lease
         self._gradients.release(event.version)
         again = replace(event, loss=gradient.loss, num_samples=gradient.num_samples)
-        if again != event and self.first_difference is None:
-            self.first_difference = (
-                f"event row {self._position - 1} says loss {event.loss!r} over "
-                f"{event.num_samples} samples, and it is {again.loss!r} over {again.num_samples}"
-            )
+        self._note_difference(
+            event != again,
+            f"{event.loss!r} over {event.num_samples} samples",
+            f"{again.loss!r} over {again.num_samples}",
+        )
         return again
+
+    def _note_difference(self, differs: bool, said: str, is_now: str) -> None:
+        if differs and self.first_difference is None:
+            self.first_difference = (
+                f"event row {self._position - 1} says loss {said}, and it is {is_now}"
+            )

@@ -4,7 +4,8 @@ Time is a number that jumps to the next event. A gradient is computed when it *a
 version it used, so cancelled work costs nothing. Same seed, same bits.
 
 The agenda is a heap ordered by (time, rank, number): joins and losses before pushes, pushes of
-the same moment in lease order. That key is the whole determinism story.
+the same moment in lease order. That key is the whole determinism story. Measurements of progress
+come between the two and are not on the agenda: they are due for ever, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gruppetto.delays import KeyedDelays
 from gruppetto.engines.base import Engine
 from gruppetto.engines.faults import Fault, FaultKind, FaultPlan
 from gruppetto.engines.gradients import ComputesGradients, Gradients, HoldsWeights
+from gruppetto.engines.measuring import Measuring
 from gruppetto.errors import GruppettoError
 from gruppetto.protocols.messages import (
     NOT_FINITE,
@@ -34,6 +36,7 @@ from gruppetto.protocols.messages import (
     GradientPushed,
     LearnerJoined,
     LearnerLost,
+    ProgressMeasured,
     StopRequested,
 )
 from gruppetto.training.learner import NotFinite
@@ -43,7 +46,7 @@ __all__ = ["LEARNERS_LOST", "MAX_TIME", "VirtualEngine", "compute_event", "failu
 LEARNERS_LOST: Final = "learners-lost"
 MAX_TIME: Final = "max-time"
 
-_NOTICE, _PUSH = 0, 1  # ranks
+_NOTICE, _MEASUREMENT, _PUSH = 0, 1, 2  # ranks
 #: Cancelled jobs that may lie on the agenda whatever its length.
 _MANY: Final = 64
 
@@ -76,6 +79,7 @@ class VirtualEngine(Engine):
         num_learners: learners 0 .. num_learners - 1 join at time 0.
         max_time: seconds; the run stops when the next event would be later.
         faults: what goes wrong.
+        measuring: when progress is measured, for protocols that ask for it.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class VirtualEngine(Engine):
         *,
         max_time: float | None = None,
         faults: FaultPlan | None = None,
+        measuring: Measuring | None = None,
     ) -> None:
         super().__init__()
         self.gradients = Gradients(server, learner)
@@ -94,6 +99,7 @@ class VirtualEngine(Engine):
         self._num_learners = num_learners
         self._max_time = max_time
         self._faults = faults
+        self._measuring = measuring
         self._time = 0.0
         self._agenda: list[tuple[float, int, int, int, _Item]] = []
         self._count = itertools.count()
@@ -134,9 +140,15 @@ class VirtualEngine(Engine):
                     "for what cannot arrive"
                 )
             return StopRequested(LEARNERS_LOST)
+        measuring = self._measures_next()
+        if measuring is not None:
+            due = measuring.next_at
         if self._max_time is not None and due > self._max_time:
             self._time = self._max_time
             return StopRequested(MAX_TIME)
+        if measuring is not None:
+            self._time = due
+            return measuring.take(due)
         item = self._pop()
         if not isinstance(item, _Job):
             return item
@@ -181,9 +193,16 @@ class VirtualEngine(Engine):
         held: dict[int, Compute] = {}
         for event, commands in history:
             self._next_due()
-            item = self._pop()
-            just_kept = None
-            if isinstance(item, _Job):
+            measuring, just_kept = self._measures_next(), None
+            item = self._pop() if measuring is None else None
+            if measuring is not None:
+                if not isinstance(event, ProgressMeasured):
+                    raise GruppettoError(
+                        f"expected the trace to go on with a measurement, got {event}"
+                    )
+                self._time = measuring.next_at
+                measuring.passed(self._time)
+            elif isinstance(item, _Job):
                 lease = item.compute.lease
                 if not isinstance(event, GradientPushed | GradientFailed) or event.lease != lease:
                     raise GruppettoError(
@@ -234,6 +253,13 @@ class VirtualEngine(Engine):
                 return time
             heapq.heappop(self._agenda)
         return None
+
+    def _measures_next(self) -> Measuring | None:
+        """The measuring, where it comes before what is first on the agenda."""
+        measuring = self._measuring
+        if measuring is None:
+            return None
+        return measuring if (measuring.next_at, _MEASUREMENT) < self._agenda[0][:2] else None
 
     def _clear_agenda(self) -> None:
         """Drop the cancelled jobs that are due far in the future, before they pile up."""

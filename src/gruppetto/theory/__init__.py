@@ -1,5 +1,6 @@
 """What can be known before anything runs. Pure: laws and constants in, numbers out."""
 
+from gruppetto.protocols.adaptive import adapted_k
 from gruppetto.theory.convergence import (
     SYNCHRONOUS,
     Problem,
@@ -23,7 +24,6 @@ from gruppetto.theory.estimates import (
     estimate_variance,
     gamma_from_distances,
 )
-from gruppetto.theory.intervals import adapted_k
 from gruppetto.theory.runtime import (
     Kind,
     Prediction,

@@ -33,6 +33,10 @@ class Stream(enum.IntEnum):
     MODEL = 3
     #: Evaluating version n.
     EVALUATION = 4
+    #: The sample that progress is measured on (n = 0), and fetching it.
+    PROGRESS = 5
+    #: The sample that γ is measured on (n = 0), and its batches with their forward passes.
+    GAMMA = 6
 
 
 def stream_seed(seed: int, stream: Stream, number: int) -> int:
