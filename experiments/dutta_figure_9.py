@@ -105,6 +105,8 @@ def one_curve(
                 evaluate_every=every * batch_size / len(task.train),
                 out=Path(folder) / "run", progress=False,
             )  # fmt: skip
+            if run.result["stopped_by"] == "interrupted":  # ends well, and is not all
+                raise KeyboardInterrupt
             history, staleness = run.history, run.result["mean_staleness"]
         except gp.Diverged as error:
             history, staleness = [], error.result["mean_staleness"]

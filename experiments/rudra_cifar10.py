@@ -92,6 +92,8 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
             )
     except gp.Diverged as error:
         return {**run, "diverged_at": error.result["epochs"], "accuracy": [], "staleness": {}}
+    if made.result["stopped_by"] == "interrupted":  # ends well, and is not what was asked for
+        raise KeyboardInterrupt
     return {
         **run,
         "diverged_at": None,

@@ -80,8 +80,9 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
     "least-squares": {
         "task": "least-squares:n=10000,d=400", "learners": 40, "batch_size": 10, "momentum": 0.0,
-        "target": "excess_loss=0.01", "evaluate_every": 0.2, "epochs": 30, "max_time": 3_000.0,
-        "methods": LEAST_SQUARES, "rates": (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016),
+        "target": "excess_loss=0.01", "evaluate_every": 0.2, "epochs": 30, "max_time": 10_000.0,
+        "methods": LEAST_SQUARES,
+        "rates": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
         "delays": {
             "all alike": ("exponential:mean=1", {}),
             "one 100 x slower": ("exponential:mean=1", {39: "exponential:mean=100"}),
@@ -108,6 +109,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
         except gp.Diverged as error:
             return {**job, "seconds": None, "stopped_by": "diverged", "result": _kept(error.result)}
+    if run.result["stopped_by"] == "interrupted":  # ends well, and is not what was asked for
+        raise KeyboardInterrupt
     seconds = run.result["target_reached_at"]
     stopped_by = run.result["stopped_by"]
     return {**job, "seconds": seconds, "stopped_by": stopped_by, "result": _kept(run.result)}

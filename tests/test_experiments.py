@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import gruppetto as gp
+
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
@@ -128,3 +130,150 @@ def test_a_prediction_and_its_run(prediction: ModuleType) -> None:
 def test_kept_results_have_the_settings_of_the_script(figures: ModuleType) -> None:
     kept = json.loads((EXPERIMENTS / "paper_figures.json").read_text())
     assert {name: numbers["settings"] for name, numbers in kept.items()} == figures.SETTINGS
+
+
+def test_methods_beside_their_controls() -> None:
+    methods = load("methods")
+    settings = {
+        **methods.SETTINGS, "learners": 4, "epochs": 0.5, "rates": [0.05], "small_rates": [0.01],
+    }  # fmt: skip
+    rows = methods.measure(
+        settings, [methods.PLAIN, ("async", "distance:c={r*0.005}", "gap-aware")], [0]
+    )
+    assert [(row["rate"], row["compensation"]) for row in rows] == [
+        (0.05, "none"), (0.05, "gap-aware"), (0.01, "none"),
+    ]  # fmt: skip
+    assert rows[0]["mean_factor"] == [1.0] and 0 < rows[1]["mean_factor"][0] < 1
+    table, controls = methods.as_tables(settings, rows)
+    assert "| async | `distance:c=0.005·α₀` | `gap-aware` | 0." in table
+    assert controls.count("0.05") == 1 and controls.count("plain async") == 1
+
+
+def test_the_document_shows_the_methods_that_were_measured() -> None:
+    methods = load("methods")
+    kept = json.loads((EXPERIMENTS / "methods.json").read_text())
+    assert kept["settings"] == methods.SETTINGS
+    measured = {(r["protocol"], r["modulation"], r["compensation"]) for r in kept["rows"]}
+    assert measured == set(methods.ROWS)
+    text = (EXPERIMENTS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    for table in methods.as_tables(kept["settings"], kept["rows"]):
+        assert table in text
+
+
+@pytest.fixture(scope="module")
+def guard() -> ModuleType:
+    return load("guard")
+
+
+def test_the_guard_on_what_trains_and_what_does_not(guard: ModuleType) -> None:
+    same = {"batch_size": 10, "epochs": 8, "modulation": "none"}
+    rows = [
+        guard.judge("least-squares:n=300,d=10", 8, "async", optimizer=f"sgd:lr={rate}", **same)
+        for rate in (0.02, 0.5)
+    ]
+    assert [row["outcome"] for row in rows] == ["trained", "failed"]
+    assert set(rows[0]["tripped_at"].values()) == {None}
+    places = list(rows[1]["tripped_at"].values())
+    assert places == sorted(places) and places[-1] < rows[1]["gradients"]
+    summary = guard.summarise(rows)
+    assert [(r["trained_stopped"], r["failed_stopped"]) for r in summary] == [(0, 1)] * 6
+    assert "0 of   1" in guard.as_table(summary)
+
+
+def test_kept_results_of_the_guard(guard: ModuleType) -> None:
+    """They have the script's settings, and the default stops nothing that trains."""
+    kept = json.loads((EXPERIMENTS / "guard.json").read_text())
+    assert kept["settings"] == json.loads(json.dumps(guard.SETTINGS))
+    assert kept["summary"] == json.loads(json.dumps(guard.summarise(kept["runs"])))
+    default = next(row for row in kept["summary"] if row["factor"] == 4.0)
+    assert default["trained_stopped"] == 0 < default["failed_stopped"]
+
+
+def test_bounds_beside_plain_async() -> None:
+    bounds = load("bounds")
+    settings = {**bounds.SETTINGS, "learners": 4, "epochs": 0.5, "target": 0.3}
+    rows = [bounds.measure(settings, spec, "none", 0) for spec in ("async", "ringmaster:r=1")]
+    assert rows[0]["lost_share"] == 0.0 < rows[1]["lost_share"]
+    assert rows[0]["max_staleness"] > rows[1]["max_staleness"] == 0
+    table = bounds.as_table(bounds.summarise(rows), "none")
+    assert len(table.splitlines()) == 4 and "| `ringmaster:r=1` | " in table
+
+
+def test_the_document_shows_the_bounds_that_were_measured() -> None:
+    bounds = load("bounds")
+    kept = json.loads((EXPERIMENTS / "bounds.json").read_text())
+    assert kept["settings"] == bounds.SETTINGS
+    text = (EXPERIMENTS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert bounds.as_table(bounds.summarise(kept["runs"]), "inverse-mean:cap=true") in text
+
+
+# ------------------------------------------------------------------------------- AdaSync
+
+
+def test_adasync_beside_fixed_k() -> None:
+    adasync = load("adasync_digits")
+    rows = [
+        adasync.measure(protocol, 0, max_time=12.0, evaluate_every=0.1)
+        for protocol in adasync.protocols("k-sync")[:2]
+    ]
+    assert [row["protocol"][:7] for row in rows] == ["adasync", "k-sync:"]
+    assert all(row["mini_batches"] >= row["updates"] > 10 for row in rows)
+    rows[0]["time_to_target"], rows[1]["time_to_target"] = 7.0, None
+    table = adasync.as_table(adasync.summarise(rows))
+    assert "| 7 (7 to 7) |" in table and "| not reached |" in table
+
+
+def test_the_document_shows_the_adasync_that_was_measured() -> None:
+    adasync = load("adasync_digits")
+    kept = json.loads((EXPERIMENTS / "adasync_digits.json").read_text())
+    settings = {**adasync.SETTINGS, "interval": adasync.INTERVAL, "target": adasync.TARGET}
+    assert kept["settings"] == settings
+    assert kept["summary"] == adasync.summarise(kept["runs"])
+    text = (EXPERIMENTS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert adasync.as_table(kept["summary"]) in text
+
+
+def test_adasync_on_pictures_is_drawn_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of its runs, on rows of numbers; then the one that is left; then only the figure."""
+    adasync = load("adasync_cifar10")
+    task = gp.Task(
+        model=lambda: torch.nn.Linear(10, 10), train=rows_of_ten(200, 0), test=rows_of_ten(50, 1)
+    )
+    loaded: list[str] = []
+
+    def load_small(data: str) -> gp.Task:
+        loaded.append(data)
+        return task
+
+    monkeypatch.setattr(adasync, "load", load_small)
+    monkeypatch.setattr(adasync, "SETTINGS", {**adasync.SETTINGS, "max_time": 0.5})
+    runs = [(protocol, 0) for cell in adasync.CELLS for protocol in adasync.protocols(cell)[:2]]
+    monkeypatch.setattr(adasync, "planned", lambda: runs[:2])
+    options = ["--out", str(tmp_path / "here")]
+    adasync.main([*options, "--data", "DIR"])
+    with (tmp_path / "here.jsonl").open("a") as file:
+        file.write('{"protocol": "cut o')
+    monkeypatch.setattr(adasync, "planned", lambda: runs)
+    adasync.main([*options, "--data", "DIR"])
+    adasync.main(options)
+    assert loaded == ["DIR", "DIR"]
+    printed = capsys.readouterr().out
+    assert "2 of 2: k-sync:k=2, seed 0" in printed and printed.count("1 of 2: ") == 2
+    rows = [json.loads(line) for line in (tmp_path / "here.jsonl").read_text().splitlines()]
+    assert [(row["protocol"], row["seed"]) for row in rows] == runs
+    assert rows[0]["progress"][0][0] == 0.0 and not rows[1]["progress"]
+    summary = json.loads((tmp_path / "here.json").read_text())["summary"]
+    assert [row["protocol"] for row in summary] == [protocol for protocol, _ in runs]
+    assert all(0 < row["error_at_end"] <= row["error_at_quarter"] + 5 for row in summary)
+    assert (tmp_path / "here.png").stat().st_size > 5_000
+
+
+def test_divergence_counts_as_chance_from_then_on() -> None:
+    adasync = load("adasync_cifar10")
+    row = {"times": [10.0, 20.0], "errors": [50.0, 40.0], "diverged_at": 25.0}
+    grid = np.array([0.0, 5.0, 10.0, 20.0, 24.0, 25.0, 40.0])
+    assert list(adasync.curve(row, grid)) == [90, 70, 50, 40, 40, 90, 90]
+    assert list(adasync.curve({**row, "diverged_at": None}, grid))[-1] == 40
+    assert len(adasync.planned()) == 16

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from gruppetto.protocols import (
+        AdaSync,
         Async,
         Backup,
         Hardsync,
@@ -47,15 +48,40 @@ if TYPE_CHECKING:
     from gruppetto.runs.replay import replay
     from gruppetto.runs.start import resume
     from gruppetto.runs.train import train
-    from gruppetto.staleness import Inverse, InverseMean, NoModulation, ProductBatch, SqrtBatch
+    from gruppetto.staleness import (
+        AdaptiveDelayCompensation,
+        AnnealedPower,
+        DelayAdaptive,
+        DelayCompensation,
+        Distance,
+        Exponential,
+        GapAware,
+        Inverse,
+        InverseMean,
+        InverseSqrt,
+        NoCompensation,
+        NoModulation,
+        Polynomial,
+        ProductBatch,
+        SqrtBatch,
+        Threshold,
+    )
     from gruppetto.training.optimizers import optimizer, schedule
     from gruppetto.training.task import Task
 
 #: Where each public name lives. Loaded at first use: reading a trace must not wait for torch.
 _HOMES = {
+    "AdaSync": "gruppetto.protocols",
+    "AdaptiveDelayCompensation": "gruppetto.staleness",
+    "AnnealedPower": "gruppetto.staleness",
     "Async": "gruppetto.protocols",
     "Backup": "gruppetto.protocols",
+    "DelayAdaptive": "gruppetto.staleness",
+    "DelayCompensation": "gruppetto.staleness",
+    "Distance": "gruppetto.staleness",
     "Diverged": "gruppetto.errors",
+    "Exponential": "gruppetto.staleness",
+    "GapAware": "gruppetto.staleness",
     "GruppettoError": "gruppetto.errors",
     "Hardsync": "gruppetto.protocols",
     "HardsyncWarmup": "gruppetto.protocols",
@@ -63,12 +89,15 @@ _HOMES = {
     "InvalidSetting": "gruppetto.errors",
     "Inverse": "gruppetto.staleness",
     "InverseMean": "gruppetto.staleness",
+    "InverseSqrt": "gruppetto.staleness",
     "KAsync": "gruppetto.protocols",
     "KBatchAsync": "gruppetto.protocols",
     "KBatchSync": "gruppetto.protocols",
     "KSync": "gruppetto.protocols",
     "LearnersLost": "gruppetto.errors",
+    "NoCompensation": "gruppetto.staleness",
     "NoModulation": "gruppetto.staleness",
+    "Polynomial": "gruppetto.staleness",
     "ProductBatch": "gruppetto.staleness",
     "Rennala": "gruppetto.protocols",
     "ReplayMismatch": "gruppetto.errors",
@@ -79,6 +108,7 @@ _HOMES = {
     "SqrtBatch": "gruppetto.staleness",
     "Task": "gruppetto.training.task",
     "TaskError": "gruppetto.errors",
+    "Threshold": "gruppetto.staleness",
     "TooManyGivenUp": "gruppetto.errors",
     "TraceError": "gruppetto.errors",
     "UsageError": "gruppetto.errors",
@@ -94,9 +124,17 @@ _HOMES = {
 }
 
 __all__ = [
+    "AdaSync",
+    "AdaptiveDelayCompensation",
+    "AnnealedPower",
     "Async",
     "Backup",
+    "DelayAdaptive",
+    "DelayCompensation",
+    "Distance",
     "Diverged",
+    "Exponential",
+    "GapAware",
     "GruppettoError",
     "Hardsync",
     "HardsyncWarmup",
@@ -104,12 +142,15 @@ __all__ = [
     "InvalidSetting",
     "Inverse",
     "InverseMean",
+    "InverseSqrt",
     "KAsync",
     "KBatchAsync",
     "KBatchSync",
     "KSync",
     "LearnersLost",
+    "NoCompensation",
     "NoModulation",
+    "Polynomial",
     "ProductBatch",
     "Rennala",
     "ReplayMismatch",
@@ -120,6 +161,7 @@ __all__ = [
     "SqrtBatch",
     "Task",
     "TaskError",
+    "Threshold",
     "TooManyGivenUp",
     "TraceError",
     "UsageError",

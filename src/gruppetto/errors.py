@@ -7,7 +7,7 @@
     + RunFolderError            a folder that cannot be written, or holds no (or already a) run
     + TraceError                a trace that cannot be read, or belongs to another program
   x RunFailed                   the run started and could not finish        (exit 1)
-    + Diverged                  gradients stopped being finite
+    + Diverged                  losses left the sane range, or gradients were not finite
     + TooManyGivenUp            mini-batches failed again and again
     + LearnersLost              nobody is left to compute
     + ReplayMismatch            re-fed events do not reproduce the recorded run
@@ -74,7 +74,7 @@ class RunFailed(GruppettoError):
 
 
 class Diverged(RunFailed):
-    """Non-finite gradients of several different mini-batches in a row."""
+    """Losses left the range of the guard, or gradients of several mini-batches were not finite."""
 
     stopped_by = "diverged"
 

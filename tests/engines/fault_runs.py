@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from driver import Watched, draw_settings
+from bound_oracle import BOUNDABLE
+from driver import LOSSES, Watched, draw_settings
 from oracle import RULES, Settings
 
 from gruppetto.delays import DELAYS, KeyedDelays
 from gruppetto.engines.faults import Fault, FaultKind, FaultPlan
+from gruppetto.engines.measuring import Measuring
 from gruppetto.engines.virtual import VirtualEngine
 from gruppetto.errors import GruppettoError
 from gruppetto.protocols.messages import (
@@ -94,11 +96,20 @@ class FaultyRun:
             settings.learners,
             max_time=plan.max_time,
             faults=counted,
+            measuring=self._measuring(plan),
         )
         self.given: dict[int, Compute] = {}
         self.cancelled: set[int] = set()
         self.pushed: set[int] = set()
         self.time = 0.0
+
+    @staticmethod
+    def _measuring(plan: Plan) -> Measuring | None:
+        """For AdaSync, losses drawn at random, often enough to hit pushes of the same moment."""
+        if not plan.settings.protocol.startswith("adasync"):
+            return None
+        rng = random.Random(plan.faults.seed)
+        return Measuring(rng.choice([0.25, 1.0, 3.0]), lambda: rng.choice(LOSSES))
 
     # ------------------------------------------- the program of the engine
 
@@ -207,7 +218,11 @@ def draw_plan(seed: int) -> Plan:
     """A run's plan, from its seed; consecutive seeds go through all protocols."""
     rng = random.Random(seed)
     names = sorted(RULES)
-    settings = draw_settings(rng, names[seed % len(names)])
+    name = names[seed % len(names)]
+    # Every other run of those that can have a bound has one.
+    bounds = [None, None, None, "discard", "restart", "wait"]
+    bound = bounds[seed // len(names) % len(bounds)] if name in BOUNDABLE else None
+    settings = draw_settings(rng, name, bound)
     settings = replace(settings, max_given_up=rng.choice([0, 3, 100, 100]))
     law = rng.choice(LAWS)
     laws = {n: rng.choice(LAWS) for n in range(settings.learners) if rng.random() < 0.15}

@@ -13,3 +13,4 @@ class TestLocal(EngineConformance):
     engine_class = LocalEngine
     loop_is_here = False
     delay = "exponential:mean=0.002"
+    interval = 0.01

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from bound_oracle import BOUNDABLE
 from oracle import RULES, LedgerModel, Settings
 
 from gruppetto.errors import ImpossibleEvent
@@ -20,6 +21,7 @@ from gruppetto.protocols import PROTOCOLS, Coordinator
 from gruppetto.protocols.messages import (
     NOT_FINITE,
     RESUMED,
+    ApplyUpdate,
     Cancel,
     Command,
     Compute,
@@ -49,6 +51,9 @@ MOODS = (
     (40, 6, 1, 30, 3, 1, 4, 3, 1, 0.05),
     (40, 10, 5, 4, 6, 5, 8, 8, 2, 0.5),
 )
+
+#: What a measurement may say, falling mostly; no two of them put K between two whole numbers.
+LOSSES = (2.31, 1.73, 1.19, 0.83, 0.53, 0.29, 0.113, 0.041, 0.0107, 1e-7, 0.0, -0.5, None, 9.7, 1e9)
 
 MakeCoordinator = Callable[[Settings], Any]
 
@@ -87,6 +92,7 @@ class Watched:
             holders = {self.model.given[push.lease].learner for push in self.model.held}
             self.seen["lost while expected"] += event.learner in self.model.expected
             self.seen["lost while its contribution is held"] += event.learner in holders
+        k = self.model.number
         commands: list[Command] = self.coordinator.handle(event)
         self.log.append((event, commands))
         self.model.watch(event, commands)
@@ -94,6 +100,11 @@ class Watched:
         reserving = [compute for compute in computes if compute.next_mini_batch is not None]
         self.seen["leased while somebody is expected"] += bool(computes and self.model.expected)
         self.seen["several reserve at once"] += len(reserving) > 1
+        self.seen["K grows"] += self.model.number > k
+        self.seen["K shrinks"] += self.model.number < k
+        self.seen["a measurement fires an update"] += isinstance(event, ProgressMeasured) and any(
+            isinstance(command, ApplyUpdate) for command in commands
+        )
         if was_warming_up:
             over = not self.model.is_warming_up
             self.seen["warm-up over"] += over
@@ -102,6 +113,7 @@ class Watched:
             )
             self.seen["lost in the warm-up"] += isinstance(event, LearnerLost)
             self.seen["stopped in the warm-up"] += isinstance(event, StopRequested)
+            self.seen["measured in the warm-up"] += isinstance(event, ProgressMeasured)
             self.seen["warm-up shortened by what is given up or dropped"] += (
                 over and self.model.num_in("applied") < self.model.warmup
             )
@@ -194,7 +206,9 @@ def choose(watched: Watched, kind: str, which: int) -> Event | None:
         lease, reason = _pick(closed, which), _pick(("bad data", NOT_FINITE), which // 2)
         pushed = GradientPushed(lease, which % (model.version + 1), 0.5, 4)
         return GradientFailed(lease, reason) if which % 3 == 0 else pushed
-    return ProgressMeasured(0.5) if kind == "measure" else StopRequested("max-time")
+    if kind == "measure":
+        return ProgressMeasured(_pick(LOSSES, which))
+    return StopRequested("max-time")
 
 
 def choose_impossible(watched: Watched, which: int) -> Event:
@@ -208,6 +222,8 @@ def choose_impossible(watched: Watched, which: int) -> Event:
         GradientFailed(never, NOT_FINITE),
         LearnerLost(max(ever, default=0) + 1 + which % 3, "never joined"),
         LearnerJoined(-1),
+        ProgressMeasured(math.nan),
+        ProgressMeasured(-math.inf),
     ]
     options += [LearnerLost(learner, "again") for learner in sorted(model.gone)[:2]]
     options += [LearnerJoined(learner) for learner in sorted(model.here | model.gone)[:3]]
@@ -256,17 +272,20 @@ def _finish(watched: Watched) -> None:
         watched.send(choose(watched, "join", 0) or LearnerJoined(0))
     if model.total is None:
         watched.send(StopRequested("updates"))
-    left = model.num_left()
-    for n in range(left + 1):
+    left = most = model.num_left()
+    if model.bound.kind == "discard":  # between two updates everybody may push one in vain
+        most = (left + 1) * (len(model.here) + 1)
+    for n in range(most + 1):
         if model.finished is not None:
             break
-        assert n < left, f"{n} pushes into an open run with {left} mini-batches left did not end it"
+        assert n < most, f"{n} pushes into an open run with {left} mini-batches left did not end it"
         assert model.open, f"nobody computes, and {model.num_left()} mini-batches are left"
         event = choose(watched, "push", n * 7)
         assert event is not None
         watched.send(event)
     watched.seen[f"finished: {model.finished}"] += 1
-    watched.seen["stolen"] += model.counts["stolen"]
+    for kind in ("stolen", "refused", "restarted", "held back", "kept idle", "more than K at once"):
+        watched.seen[kind] += model.counts[kind]
     for kind in ("outdated", "join", "lose", "stop", "measure"):
         event = choose(watched, kind, 1)
         if event is not None:
@@ -274,13 +293,24 @@ def _finish(watched: Watched) -> None:
     watched.refuse(choose_impossible(watched, len(watched.log)))
 
 
-def draw_settings(rng: random.Random, name: str) -> Settings:
-    """Random settings of a protocol that its `check` allows at the start."""
+def draw_settings(rng: random.Random, name: str, bound: str | None = None) -> Settings:
+    """Random settings of a protocol that its `check` allows at the start.
+
+    ``bound`` is discard, restart or wait, for a protocol that can have one.
+    """
     learners = rng.randint(1, 6)
     most = learners if name in ("k-sync", "k-async", "softsync") else 2 * learners + 1
     number = rng.randint(1, most)
     key = {"softsync": ":n=", "hardsync": "", "async": ""}.get(name, ":k=")
     spec = name + (f"{key}{number}" if key else "")
+    if name.startswith("adasync"):
+        spec = f"{name},k0={min(number, learners)},interval=1"
+    spec = {"ringmaster": f"ringmaster:r={number}", "ssp": f"ssp:s={number - 1}"}.get(name, spec)
+    if bound is not None:
+        k = {"softsync": learners // number, "async": 1}.get(name, number)
+        least = -(-learners // k) - 1 if bound == "wait" else 0
+        s = least + rng.choice([0, 0, 1, 1, 2, 4])
+        spec += f"{',' if key else ':'}max_staleness={s},on_stale={bound}"
     if name == "backup":
         spec = f"backup:b={rng.randint(0, learners - 1)}"
     return Settings(
@@ -297,19 +327,28 @@ def draw_settings(rng: random.Random, name: str) -> Settings:
 
 
 def drive(
-    seed: int, make: MakeCoordinator = make_coordinator, *, protocol: str | None = None
+    seed: int,
+    make: MakeCoordinator = make_coordinator,
+    *,
+    protocol: str | None = None,
+    bound: str | None = None,
 ) -> Watched:
     """One random run; any disagreement is an AssertionError that names the seed.
 
     Args:
         seed: of everything.
         make: builds the coordinator.
-        protocol: the name of one; drawn from the seed when None.
+        protocol: the name of one; drawn from the seed when None, with or without a bound.
+        bound: discard, restart or wait; None for none.
     """
     rng = random.Random(seed)
     name = protocol if protocol is not None else rng.choice(sorted(RULES))
-    settings = draw_settings(rng, name)
+    if protocol is None and name in BOUNDABLE:
+        bound = rng.choice([None, None, "discard", "restart", "wait"])
+    settings = draw_settings(rng, name, bound)
     mood = rng.choice(MOODS)
+    if name.startswith("adasync"):  # it listens to what others ignore
+        mood = tuple(15 if kind == "measure" else w for kind, w in zip(KINDS, mood, strict=True))
     num_choices = rng.randint(0, 10 + 3 * (settings.mini_batches or 20))
     kinds = rng.choices(KINDS, mood, k=num_choices)
     choices = [(kind, rng.randrange(1 << 16)) for kind in kinds]
@@ -319,5 +358,6 @@ def drive(
     try:
         return play(settings, choices, make)
     except AssertionError as error:
-        again = f"drive({seed})" if protocol is None else f"drive({seed}, protocol={protocol!r})"
+        chosen = f", protocol={protocol!r}, bound={bound!r}" if protocol is not None else ""
+        again = f"drive({seed}{chosen})"
         raise AssertionError(f"{error}\nreplay it with {again}") from error

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import test_adasync_scripts
+import test_bound_scripts
 import test_coordinator_scripts
 import test_warmup_scripts
 from driver import MakeCoordinator, Watched, drive, make_coordinator
@@ -26,7 +28,10 @@ from oracle import Settings
 import gruppetto.protocols
 
 #: Imported in this order: each may import those before it.
-MODULES = ("collect", "ledger", "coordinator")
+MODULES = (
+    *("ledger", "clocks", "bounded", "collect", "bounded_async"),
+    *("adaptive", "coordinator"),
+)
 FOLDER = Path(gruppetto.protocols.__file__).parent
 MAX_SEEDS = 400
 
@@ -237,9 +242,9 @@ MUTANTS = (
     Mutant(
         "cancelled learner forgotten",
         "coordinator",
-        "        self._idle.update(self._computing)\n        self._computing.clear()\n"
-        "        return [Cancel",
-        "        self._computing.clear()\n        return [Cancel",
+        "        del self._computing[lease.learner]\n        self._idle.add(lease.learner)\n\n"
+        "    def _give_work",
+        "        del self._computing[lease.learner]\n\n    def _give_work",
         "the learner's next Compute follows in the same list",
     ),
     # ------------------------------------------------------------------ when it fires
@@ -311,9 +316,9 @@ MUTANTS = (
     Mutant(
         "work before the update",
         "coordinator",
-        "        if self._held and len(self._held) >= self.num_to_wait():",
+        "        is_enough = self._held and len(self._held) >= self.num_to_wait()",
         "        commands.extend(self._give_work(set(), avoid))\n"
-        "        if self._held and len(self._held) >= self.num_to_wait():",
+        "        is_enough = self._held and len(self._held) >= self.num_to_wait()",
         "the K-th push updates first, then refetches",
     ),
     # ------------------------------------------------------------------- the warm-up
@@ -369,8 +374,8 @@ MUTANTS = (
     Mutant(
         "warm-up ends at any event",
         "coordinator",
-        "        contributors: set[int] = set()\n",
-        "        contributors: set[int] = set()\n        self._end_warmup()\n",
+        "        contributors = set(first)\n",
+        "        contributors = set(first)\n        self._end_warmup()\n",
         "nothing held is counted by other rules",
     ),
     Mutant(
@@ -428,22 +433,22 @@ MUTANTS = (
     Mutant(
         "staleness after the update",
         "coordinator",
-        "staleness = self.version - push.version",
-        "staleness = self.version + 1 - push.version",
+        "Situation(self.version - push.version,",
+        "Situation(self.version + 1 - push.version,",
         "staleness is taken just before applying",
     ),
     Mutant(
         "leased version believed",
         "coordinator",
-        "staleness = self.version - push.version",
-        "staleness = self.version - self.ledger.pushed[push.lease].version",
+        "Situation(self.version - push.version,",
+        "Situation(self.version - self.ledger.pushed[push.lease].version,",
         "the version in the push is the truth",
     ),
     Mutant(
         "newest first",
         "coordinator",
-        "for push in self._held:",
-        "for push in reversed(self._held):",
+        "zip(self._held, situations, factors, strict=True)",
+        "zip(self._held[::-1], situations[::-1], factors[::-1], strict=True)",
         "contributions in arrival order",
     ),
     Mutant(
@@ -525,6 +530,220 @@ MUTANTS = (
         "if self._returned[0] != avoid:",
         "if True:",
         "a failure is tried at another time",
+    ),
+    # ----------------------------------------------------------------------- the bounds
+    Mutant(
+        "discarded at the bound",
+        "bounded",
+        "return staleness > self.s",
+        "return staleness >= self.s",
+        "at most s old is applied",
+    ),
+    Mutant(
+        "nothing is too stale",
+        "bounded",
+        "return staleness > self.s",
+        "return False",
+        "what is older than s is discarded",
+    ),
+    Mutant(
+        "refused by the leased version",
+        "coordinator",
+        "if self.current_protocol.bound.refuses(staleness) and",
+        "if self.current_protocol.bound.refuses(self.version - lease.version) and",
+        "the version in the push is the truth",
+    ),
+    Mutant(
+        "refused and forgotten",
+        "coordinator",
+        "        self._set_free(lease)\n        self.num_discarded",
+        "        self.ledger.push(lease.number)\n        self.ledger.pushed.pop(lease.number)\n"
+        "        del self._computing[lease.learner]\n        self._idle.add(lease.learner)\n"
+        "        self.num_discarded",
+        "what is discarded goes back",
+    ),
+    Mutant(
+        "refused learner served first",
+        "coordinator",
+        "return self._proceed([Discard(lease.number, TOO_STALE)], lease.mini_batch, others)",
+        "return self._proceed([Discard(lease.number, TOO_STALE)], lease.mini_batch)",
+        "others take what one was too slow for",
+    ),
+    Mutant(
+        "refused mini-batch taken again",
+        "coordinator",
+        "[Discard(lease.number, TOO_STALE)], lease.mini_batch, others)",
+        "[Discard(lease.number, TOO_STALE)], None, others)",
+        "others take what one was too slow for",
+    ),
+    Mutant(
+        "refusal not counted",
+        "coordinator",
+        "        self.num_discarded += 1\n        return self._proceed(",
+        "        return self._proceed(",
+        "discarded counts what was too stale",
+    ),
+    Mutant(
+        "restarted at the bound",
+        "bounded",
+        "if lease.version < oldest]",
+        "if lease.version <= oldest]",
+        "restarted when s + 1 old",
+    ),
+    Mutant(
+        "restarted one late",
+        "bounded",
+        "oldest = now.version - self.s",
+        "oldest = now.version - self.s - 1",
+        "restarted when s + 1 old",
+    ),
+    Mutant(
+        "never restarted",
+        "coordinator",
+        "            commands.extend(self._cancel(self.current_protocol.bound.too_old(self)))\n",
+        "",
+        "restarted when s + 1 old",
+    ),
+    Mutant(
+        "fires in spite of what is under way",
+        "coordinator",
+        "if is_enough and self.current_protocol.bound.may_fire(self):",
+        "if is_enough:",
+        "an update waits for what would be too stale",
+    ),
+    Mutant(
+        "fires as if nothing were published",
+        "bounded",
+        "return in_time(under_way, now.version + 1, now.k, self.s)",
+        "return in_time(under_way, now.version, now.k, self.s)",
+        "an update waits for what would be too stale",
+    ),
+    Mutant(
+        "only the oldest deadline counts",
+        "bounded",
+        "first + n // k for n, v",
+        "first for n, v",
+        "K per update, earliest deadline first",
+    ),
+    Mutant(
+        "deadlines in no order",
+        "bounded",
+        "in enumerate(sorted(versions))",
+        "in enumerate(reversed(sorted(versions)))",
+        "earliest deadline first",
+    ),
+    Mutant(
+        "starts in spite of what is under way",
+        "coordinator",
+        "            if not self.current_protocol.bound.may_start(learner, self):\n"
+        "                continue\n",
+        "",
+        "nobody starts what could not be in time",
+    ),
+    Mutant(
+        "starts as if nothing were held",
+        "bounded",
+        "[*versions, *now.held_versions, now.version]",
+        "[*versions, now.version]",
+        "held gradients take places too",
+    ),
+    Mutant(
+        "one clock too far ahead",
+        "bounded",
+        "now.clocks.lead(learner) <= self.s",
+        "now.clocks.lead(learner) <= self.s + 1",
+        "at most s clocks ahead",
+    ),
+    Mutant(
+        "one clock too strict",
+        "bounded",
+        "now.clocks.lead(learner) <= self.s",
+        "now.clocks.lead(learner) < max(1, self.s)",
+        "s clocks ahead are allowed",
+    ),
+    Mutant(
+        "joiner starts at clock 0",
+        "clocks",
+        "self.of.setdefault(learner, min(self.of.values(), default=0))",
+        "self.of.setdefault(learner, 0)",
+        "a joiner starts at the slowest live clock",
+    ),
+    Mutant(
+        "joiner starts at the fastest clock",
+        "clocks",
+        "min(self.of.values(), default=0))",
+        "max(self.of.values(), default=0))",
+        "a joiner starts at the slowest live clock",
+    ),
+    Mutant(
+        "the dead keep their clock",
+        "coordinator",
+        "        self.clocks.lose(learner)\n",
+        "",
+        "nobody waits for the dead",
+    ),
+    Mutant(
+        "expected learners have no clock",
+        "clocks",
+        "self.of = dict.fromkeys(expected_learners, 0)",
+        "self.of: dict[int, int] = {}",
+        "the first joiner does not train alone",
+    ),
+    Mutant(
+        "a failure moves the clock",
+        "coordinator",
+        "        self.num_rejected += 1\n",
+        "        self.num_rejected += 1\n        self.clocks.tick([lease])\n",
+        "clocks count gradients applied",
+    ),
+    Mutant(
+        "one kept idle ends the giving",
+        "coordinator",
+        "                continue\n            lease = self.ledger.lease(",
+        "                break\n            lease = self.ledger.lease(",
+        "who may start is given work",
+    ),
+    Mutant(
+        "bound keeps learners idle in the warm-up",
+        "coordinator",
+        "            if not self.current_protocol.bound.may_start(",
+        "            if not self.protocol.bound.may_start(",
+        "hardsync's rules first",
+    ),
+    Mutant(
+        "bound holds updates back in the warm-up",
+        "coordinator",
+        "if is_enough and self.current_protocol.bound.may_fire(",
+        "if is_enough and self.protocol.bound.may_fire(",
+        "hardsync's rules first",
+    ),
+    Mutant(
+        "late ones restarted before the warm-up ends",
+        "coordinator",
+        "            self._end_warmup()\n            commands.extend(",
+        "            commands.extend(",
+        "the warm-up ends at its last update",
+    ),
+    Mutant(
+        "clock of a contributor stands still",
+        "clocks",
+        "                self.of[learner] += 1\n",
+        "                pass\n",
+        "clocks count gradients applied",
+    ),
+    Mutant(
+        "ringmaster of r allows r",
+        "bounded_async",
+        "return RestartBound(self.r - 1)",
+        "return RestartBound(self.r)",
+        "max_staleness = r - 1",
+    ),
+    Mutant(
+        "restart is not the default",
+        "collect",
+        '_ON_STALE: Final[OnStale] = "restart"',
+        '_ON_STALE: Final[OnStale] = "discard"',
+        "restart unless told otherwise",
     ),
     # ----------------------------------------------------------------------------- ends
     Mutant(
@@ -620,6 +839,107 @@ MUTANTS = (
         "(1 if self.cell.distinct else k)",
         "(P-K)/K and (P-1)/K",
     ),
+    # --------------------------------------------------------------------------- AdaSync
+    Mutant(
+        "first loss renewed",
+        "adaptive",
+        'object.__setattr__(after, "first_loss", first)',
+        'object.__setattr__(after, "first_loss", loss)',
+        "(K0, first loss) are kept",
+    ),
+    Mutant(
+        "K0 renewed",
+        "adaptive",
+        'object.__setattr__(after, "k", self._k(first, loss, num_live))',
+        'object.__setattr__(after, "k", self._k(first, loss, num_live))\n'
+        '        object.__setattr__(after, "k0", after.k)',
+        "(K0, first loss) are kept",
+    ),
+    Mutant(
+        "square root everywhere",
+        "adaptive",
+        '"log" if self.cell.distinct else "linear"',
+        '"linear"',
+        "K^2/(P-K) where learners are distinct",
+    ),
+    Mutant(
+        "k-async by the square root",
+        "adaptive",
+        '"log" if self.cell.distinct else "linear"',
+        '"log" if self.cell.distinct and self.cell.cancels else "linear"',
+        "k-async has k-sync's time per update",
+    ),
+    Mutant(
+        "K rounded down",
+        "adaptive",
+        "return round(min(max(exact, 1.0), float(num_learners)))",
+        "return int(min(max(exact, 1.0), float(num_learners)))",
+        "rounded to the nearest",
+    ),
+    Mutant(
+        "K above P",
+        "adaptive",
+        "return round(min(max(exact, 1.0), float(num_learners)))",
+        "return round(max(exact, 1.0))",
+        "K is from 1 to P",
+    ),
+    Mutant(
+        "K below 1",
+        "adaptive",
+        "return round(min(max(exact, 1.0), float(num_learners)))",
+        "return round(min(exact, float(num_learners)))",
+        "K is from 1 to P",
+    ),
+    Mutant(
+        "K never shrinks",
+        "adaptive",
+        'object.__setattr__(after, "k", self._k(first, loss, num_live))',
+        'object.__setattr__(after, "k", max(self.k, self._k(first, loss, num_live)))',
+        "K follows the loss in both directions",
+    ),
+    Mutant(
+        "K of the dead",
+        "adaptive",
+        "return min(self.k, max(1, num_live))",
+        "return self.k",
+        "an update waits for no more than are left",
+    ),
+    Mutant(
+        "a loss of 0 says nothing",
+        "adaptive",
+        "if loss <= 0 or (self.cell.distinct",
+        "if loss <= 0:\n            return self.k\n        if (self.cell.distinct",
+        "a loss of 0 is the limit, K = P",
+    ),
+    Mutant(
+        "K adapts by who has joined",
+        "coordinator",
+        "self.protocol.measured(event.loss, self.num_live)",
+        "self.protocol.measured(event.loss, self.num_live - len(self._expected))",
+        "P counts the expected",
+    ),
+    Mutant(
+        "nothing is measured in the warm-up",
+        "coordinator",
+        "        self.protocol = adapted\n",
+        "        if self.current_protocol is adapted:\n            self.protocol = adapted\n",
+        "the first loss is the run's first",
+    ),
+    Mutant(
+        "a measurement ends the warm-up",
+        "coordinator",
+        "        if not self.is_warming_up:\n            self.current_protocol = adapted\n",
+        "        self.current_protocol = adapted\n",
+        "K counts after the warm-up only",
+    ),
+    Mutant(
+        "a smaller K waits for the next push",
+        "coordinator",
+        "        # With a smaller K than before, what is held may be enough.\n"
+        "        return self._proceed([])",
+        "        return []",
+        "a measurement may fire an update",
+    ),
 )
 
 
@@ -662,7 +982,12 @@ def scripts() -> dict[str, Any]:
     """The scripts that take nothing but a way to start a run."""
     return {
         name: test
-        for module in (test_coordinator_scripts, test_warmup_scripts)
+        for module in (
+            test_adasync_scripts,
+            test_bound_scripts,
+            test_coordinator_scripts,
+            test_warmup_scripts,
+        )
         for name, test in vars(module).items()
         if name.startswith("test_") and list(inspect.signature(test).parameters) == ["start"]
     }

@@ -6,13 +6,18 @@ places of mini-batches, members and leases, and asserts what must hold of any li
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bound_oracle import BoundModel
+
 from gruppetto.protocols.messages import (
     NOT_FINITE,
     RESUMED,
+    TOO_STALE,
     ApplyUpdate,
     Cancel,
     Command,
@@ -24,10 +29,12 @@ from gruppetto.protocols.messages import (
     GradientPushed,
     LearnerJoined,
     LearnerLost,
+    ProgressMeasured,
     StopRequested,
 )
 
-#: name -> (waits for distinct learners, cancels unfinished work, K of P learners and a number).
+#: name -> (waits for distinct learners, cancels unfinished work, K of P learners and a number);
+#: AdaSync with its cell, its number is the K measured last.
 RULES: dict[str, tuple[bool, bool, Callable[[int, int], int]]] = {
     "k-sync": (True, True, lambda p, k: k),
     "k-batch-sync": (False, True, lambda p, k: k),
@@ -38,11 +45,34 @@ RULES: dict[str, tuple[bool, bool, Callable[[int, int], int]]] = {
     "async": (False, False, lambda p, _: 1),
     "backup": (True, True, lambda p, b: p - b),
     "rennala": (False, True, lambda p, k: k),
+    "ringmaster": (False, False, lambda p, _: 1),
+    "ssp": (False, False, lambda p, _: 1),
+    "adasync:over=k-sync": (True, True, min),
+    "adasync:over=k-batch-sync": (False, True, min),
+    "adasync:over=k-async": (True, False, min),
+    "adasync:over=k-batch-async": (False, False, min),
 }
 #: The order of commands in one list.
 ORDER = (ApplyUpdate, Cancel, Compute, Finish)
 FINAL = ("applied", "given up", "dropped")
 LATE = {"requeue": "to do", "drop": "dropped"}
+
+
+def best_k(k0: int, ratio: float, live: int, distinct: bool) -> int:
+    """Where d/dK of F tau(K) + c/K is nearest to 0, K from 1 to P; c is what makes K0 best before.
+
+    Distinct: tau = ln(P/(P - K)), so the root of K^2 / (P - K) = ratio K0^2 / (P - K0). Found by
+    halving, not by a formula.
+    """
+    low, high = 0.0, float(live)
+    for _ in range(100):
+        k = (low + high) / 2
+        if distinct:
+            too_small = k * k * (live - k0) < ratio * k0 * k0 * (live - k)
+        else:
+            too_small = k * k < ratio * k0 * k0
+        low, high = (k, high) if too_small else (low, k)
+    return min(max(1, math.floor(low + 0.5)), live)
 
 
 @dataclass(frozen=True)
@@ -64,11 +94,15 @@ class LedgerModel:
     """Where every mini-batch is, who is here, and when an update must fire."""
 
     def __init__(self, run: Settings) -> None:
-        name, _, setting = run.protocol.partition(":")
+        name = next(name for name in (run.protocol.split(",")[0], run.protocol.split(":")[0])
+                    if name in RULES)  # fmt: skip
         self.own_rules, self.warmup = RULES[name], run.warmup
         self.is_warming_up = run.warmup > 0
         self._obey(RULES["hardsync"] if self.is_warming_up else self.own_rules)
-        self.number = int(setting.partition("=")[2] or 0)
+        numbers = [int(x) for x in re.findall(r"=(\d+)", run.protocol)]
+        self.number = numbers[0] if numbers else 0
+        self.k0 = self.number if name.startswith("adasync") else None
+        self.first_loss: float | None = None
         self.total, self.late = run.mini_batches, LATE[run.on_late]
         self.max_attempts, self.max_given_up = run.max_attempts, run.max_given_up
         self.place: dict[int, str] = {}  # of mini-batches leased before; all others are to do
@@ -78,9 +112,13 @@ class LedgerModel:
         self.open: dict[int, Compute] = {}
         self.held: list[GradientPushed] = []
         self.expected, self.here, self.gone = set(range(run.learners)), set[int](), set[int]()
+        self.bound = BoundModel(run.protocol)
+        for learner in self.expected:
+            self.bound.joined(learner)
         self.attempts: Counter[int] = Counter()
         self.not_finite: set[int] = set()
-        self.counts: Counter[str] = Counter()  # cancelled, discarded, rejected, samples, staleness
+        # cancelled, discarded, rejected, samples, staleness; and what a bound did
+        self.counts: Counter[str] = Counter()
         self.version = 0
         self.finished: str | None = None
 
@@ -118,6 +156,19 @@ class LedgerModel:
             arriving = min(arriving, len(live - self._waiting()))
         return min(max(1, self.rule(len(live), self.number)), len(self.held) + arriving)
 
+    def k(self) -> int:
+        """K of the live learners."""
+        return max(1, self.rule(len(self.expected | self.here), self.number))
+
+    def may_fire(self) -> bool:
+        under_way = [compute.version for compute in self.open.values()]
+        return self.is_warming_up or self.bound.may_fire(under_way, self.version, self.k())
+
+    def may_start(self, learner: int) -> bool:
+        others = [compute.version for compute in self.open.values()]
+        others += [push.version for push in self.held]
+        return self.is_warming_up or self.bound.may_start(learner, others, self.version, self.k())
+
     def watch(self, event: Event, commands: Sequence[Command]) -> None:
         """Follow one event and what the coordinator answered; AssertionError where it is wrong."""
         kinds = [type(command) for command in commands]
@@ -128,6 +179,12 @@ class LedgerModel:
             )
             self.counts["discarded"] += 1
             return
+        refused: set[int] = set()
+        if isinstance(event, GradientPushed) and self._is_refused(event):
+            assert commands[:1] == [Discard(event.lease, TOO_STALE)], f"too stale: {commands}"
+            self.counts.update(discarded=1, refused=1)
+            refused = {self.given[event.lease].learner}
+            commands, kinds = commands[1:], kinds[1:]
         assert Discard not in kinds, f"nothing is outdated here, got {commands}"
         stop = self._happened(event)
         if self.finished is not None:
@@ -136,11 +193,19 @@ class LedgerModel:
         assert kinds == sorted(kinds, key=ORDER.index), f"wrong order of commands: {commands}"
         updates = [c for c in commands if isinstance(c, ApplyUpdate)]
         waits_for, held = self.num_to_wait(), len(self.held)
-        fires = stop is None and held > 0 and held >= waits_for
+        is_enough = stop is None and held > 0 and held >= waits_for
+        fires = is_enough and self.may_fire()
+        self.counts["held back"] += is_enough and not fires
+        self.counts["more than K at once"] += fires and held > self.k()
         assert len(updates) == fires, f"{len(updates)} updates with {held} held, {waits_for} needed"
         for update in updates:
             self._applied(update)
         late = list(self.open) if stop is not None or (fires and self.cancels) else []
+        if fires and not self.is_warming_up:
+            ages = {lease: self.version - compute.version for lease, compute in self.open.items()}
+            restarted = [lease for lease, age in ages.items() if self.bound.is_too_old(age)]
+            self.counts["restarted"] += len(restarted)
+            late += restarted
         assert stop is None or Compute not in kinds, f"work after {stop}: {commands}"
         cancelled = [c.lease for c in commands if isinstance(c, Cancel)]
         assert sorted(cancelled) == late, f"expected Cancel of leases {late}, got {cancelled}"
@@ -153,8 +218,12 @@ class LedgerModel:
             self.is_warming_up = False
             self._obey(self.own_rules)
         contributors = {self.given[c.lease].learner for u in updates for c in u.contributions}
+        if refused:  # whoever was too slow comes last
+            contributors |= self.free_learners() - refused
         self._worked([c for c in commands if isinstance(c, Compute)], contributors)
-        idle = stop is None and self.num_to_do() > 0 and sorted(self.free_learners())
+        kept = [learner for learner in self.free_learners() if not self.may_start(learner)]
+        self.counts["kept idle"] += bool(kept) and stop is None and self.num_to_do() > 0
+        idle = stop is None and self.num_to_do() > 0 and sorted(self.free_learners() - set(kept))
         assert not idle, f"learners {idle} are idle while {self.num_to_do()} mini-batches are to do"
         if stop is None and self.total is not None and self.num_left() == 0:
             stop = "epochs"
@@ -162,6 +231,9 @@ class LedgerModel:
         assert reasons == ([] if stop is None else [stop]), f"expected to end by {stop}: {reasons}"
         if stop is not None:
             self._end(stop)
+
+    def _is_refused(self, event: GradientPushed) -> bool:
+        return not self.is_warming_up and self.bound.refuses(self.version - event.version)
 
     def _waiting(self) -> set[int]:
         return {self.given[push.lease].learner for push in self.held} if self.distinct else set()
@@ -173,16 +245,22 @@ class LedgerModel:
             case LearnerJoined(learner):
                 self.expected.discard(learner)
                 self.here.add(learner)
+                self.bound.joined(learner)
             case LearnerLost(learner, reason):
                 for place in (self.expected, self.here):
                     place.discard(learner)
                 self.gone.add(learner)
+                self.bound.lost(learner)
                 self.reserved.pop(learner, None)
                 for compute in [c for c in self.open.values() if c.learner == learner]:
                     if reason == RESUMED:
                         self.place[self.open.pop(compute.lease).mini_batch] = "to do"
                     else:
                         self._failed(compute.lease, self.late)
+            case GradientPushed(lease) if self._is_refused(event):
+                self.just_failed = self.open.pop(lease).mini_batch
+                self.place[self.just_failed] = self.late
+                self.not_finite.clear()
             case GradientPushed(lease):
                 self.place[self.open.pop(lease).mini_batch] = "pushed"
                 self.held.append(event)
@@ -193,11 +271,28 @@ class LedgerModel:
                 self.just_failed = self.open[lease].mini_batch
                 self._failed(lease, "to do")
                 self.counts["rejected"] += 1
+            case ProgressMeasured(loss):
+                self._measured(loss)
             case StopRequested(reason):
                 return reason
         if len(self.not_finite) >= 3:
             return "diverged"
         return "given-up" if self.num_in("given up") > self.max_given_up else None
+
+    def _measured(self, loss: float | None) -> None:
+        """AdaSync's K, which the rule then takes as its number."""
+        live = len(self.expected | self.here)
+        if self.k0 is None or loss is None or live == 0:
+            return
+        if self.first_loss is None and loss > 0:
+            self.first_loss = loss
+        if self.first_loss is None:
+            return
+        distinct = self.own_rules[0]
+        if loss <= 0 or (distinct and self.k0 >= live):
+            self.number = live
+        else:
+            self.number = best_k(self.k0, self.first_loss / loss, live, distinct)
 
     def _failed(self, lease: int, place: str) -> None:
         mini_batch = self.open.pop(lease).mini_batch
@@ -210,6 +305,8 @@ class LedgerModel:
         want = [(p.lease, p.version, self.version - p.version, p.num_samples) for p in self.held]
         assert got == want, f"expected the held pushes in arrival order {want}, got {got}"
         assert all(staleness >= 0 for _, _, staleness, _ in got), f"negative staleness: {got}"
+        if self.bound.limits_staleness():
+            assert all(n <= self.bound.s for _, _, n, _ in got), f"beyond the bound: {got}"
         factors = [c.factor for c in update.contributions]
         assert all(s is not None and 0 < s <= 1 for s in factors), f"factors {factors}"
         self.version += 1
@@ -218,6 +315,7 @@ class LedgerModel:
             mini_batch = self.given[lease].mini_batch
             assert self.place[mini_batch] == "pushed", f"mini-batch {mini_batch} applied twice"
             self.place[mini_batch] = "applied"
+            self.bound.applied(self.given[lease].learner)
             self.counts.update(samples=num_samples, staleness=staleness)
         self.held.clear()
 
@@ -226,8 +324,13 @@ class LedgerModel:
         free = self.free_learners()
         order = [*sorted(free & contributors), *sorted(free - contributors)]
         got = [compute.learner for compute in computes]
-        assert got == order[: len(got)], f"learners {order} start in this order, got {got}"
+        at = 0
         for compute in computes:
+            # Whoever may not start is passed over.
+            while at < len(order) and not self.may_start(order[at]):
+                at += 1
+            assert order[at : at + 1] == [compute.learner], f"of {order} in order, got {got}"
+            at += 1
             self._leased(compute)
         for compute in computes:
             self._reserves(compute)

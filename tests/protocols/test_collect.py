@@ -12,6 +12,7 @@ from oracle import RULES
 from gruppetto.errors import InvalidSetting, UsageError
 from gruppetto.protocols import (
     PROTOCOLS,
+    AdaSync,
     Async,
     Backup,
     Hardsync,
@@ -21,10 +22,24 @@ from gruppetto.protocols import (
     KSync,
     Protocol,
     Rennala,
+    Ringmaster,
     Softsync,
+    Ssp,
 )
 from gruppetto.spec import Registry
-from gruppetto.staleness import MODULATIONS, Inverse, InverseMean, NoModulation
+from gruppetto.staleness import (
+    MODULATIONS,
+    AnnealedPower,
+    DelayAdaptive,
+    Distance,
+    Exponential,
+    Inverse,
+    InverseMean,
+    InverseSqrt,
+    NoModulation,
+    Polynomial,
+    Threshold,
+)
 
 SPECS = [
     ("k-sync:k=3", KSync(3)),
@@ -36,6 +51,9 @@ SPECS = [
     ("async", Async()),
     ("backup:b=1", Backup(1)),
     ("rennala:k=5", Rennala(5)),
+    ("ringmaster:r=4", Ringmaster(4)),
+    ("ssp:s=0", Ssp(0)),
+    ("adasync:over=k-async,k0=2,interval=0.5", AdaSync("k-async", 2, 0.5)),
 ]
 MODULATION_SPECS = [
     ("none", NoModulation()),
@@ -44,6 +62,15 @@ MODULATION_SPECS = [
     ("inverse-mean", InverseMean()),
     ("inverse-mean:cap=true", InverseMean(cap=True)),
     ("inverse-mean:cap=true,apply_to=gradient", InverseMean(cap=True, apply_to="gradient")),
+    ("inverse:normalise=true", Inverse(normalise=True)),
+    ("distance:c=5e-05", Distance(5e-5)),
+    ("delay-adaptive:apply_to=gradient", DelayAdaptive("gradient")),
+    ("threshold", Threshold()),
+    ("threshold:scale=2.0,limit=4", Threshold(2.0, 4)),
+    ("inverse-sqrt:normalise=true", InverseSqrt(normalise=True)),
+    ("polynomial:a=2.0", Polynomial(2.0)),
+    ("exponential:beta=0.5", Exponential(0.5)),
+    ("annealed-power:updates=100", AnnealedPower(100)),
 ]
 
 
@@ -64,7 +91,7 @@ def test_modulation_round_trip(text: str, modulation: Any) -> None:
 
 
 def test_every_registered_name_has_a_round_trip() -> None:
-    assert [text.partition(":")[0] for text, _ in SPECS] == list(PROTOCOLS)
+    assert sorted(text.partition(":")[0] for text, _ in SPECS) == sorted(PROTOCOLS)
     assert {text.partition(":")[0] for text, _ in MODULATION_SPECS} == set(MODULATIONS)
 
 
@@ -81,7 +108,8 @@ def test_every_entry_says_what_it_is(registry: Registry[Any]) -> None:
 
 
 def test_usage_shows_keys_and_defaults() -> None:
-    assert PROTOCOLS.usage("softsync") == "softsync:n="
+    assert PROTOCOLS.usage("backup") == "backup:b="
+    assert PROTOCOLS.usage("async") == "async[:max_staleness=][,on_stale=discard|restart|wait]"
     assert MODULATIONS.usage("inverse-mean") == "inverse-mean:cap=false,apply_to=learning-rate"
 
 
@@ -93,8 +121,10 @@ def test_usage_shows_keys_and_defaults() -> None:
 def test_k_and_cell_are_those_of_the_oracle(name: str, live: int, number: int) -> None:
     """Also with fewer learners than `check` would start with: members die."""
     distinct, cancels, rule = RULES[name]
-    key = {"softsync": "n", "backup": "b", "hardsync": "", "async": ""}.get(name, "k")
-    protocol = PROTOCOLS.parse(f"{name}:{key}={number}" if key else name)
+    keys = {"softsync": "n", "backup": "b", "hardsync": "", "async": ""}
+    key = {**keys, "ringmaster": "r", "ssp": "s"}.get(name, "k")
+    spec = f"{name}:{key}={number}" if key else name
+    protocol = PROTOCOLS.parse(f"{name},k0={number},interval=1" if "over=" in name else spec)
     assert (protocol.cell.distinct, protocol.cell.cancels) == (distinct, cancels)
     assert protocol.num_to_wait(live) == max(1, rule(live, number))
 
@@ -129,13 +159,17 @@ def test_expected_mean_staleness(text: str, num_learners: int, mean: float) -> N
     [
         (
             "kasync:k=2",
-            "unknown protocol 'kasync'; valid: k-sync, k-batch-sync, k-async, k-batch-async, "
-            "hardsync, softsync, async, backup, rennala (did you mean 'k-async'?)",
+            f"unknown protocol 'kasync'; valid: {', '.join(PROTOCOLS)} (did you mean 'k-async'?)",
         ),
-        ("k-async", "protocol 'k-async' needs k=; expected k-async:k="),
-        ("softsync", "protocol 'softsync' needs n=; expected softsync:n="),
-        ("k-async:K=2", "protocol 'k-async' has no key 'K'; valid: k"),
-        ("async:k=2", "protocol 'async' has no key 'k'; it takes no keys"),
+        ("k-sync", "protocol 'k-sync' needs k=; expected k-sync:k="),
+        (
+            "softsync",
+            "protocol 'softsync' needs n=; expected "
+            "softsync:n=[,max_staleness=][,on_stale=discard|restart|wait]",
+        ),
+        ("k-async:K=2", "protocol 'k-async' has no key 'K'; valid: k, max_staleness, on_stale"),
+        ("async:k=2", "protocol 'async' has no key 'k'; valid: max_staleness, on_stale"),
+        ("hardsync:k=2", "protocol 'hardsync' has no key 'k'; it takes no keys"),
         ("k-async:k=two", "protocol k-async:k: expected a whole number, got 'two'"),
         ("k-async:k=2.5", "protocol k-async:k: expected a whole number, got '2.5'"),
         ("k-async:k=", "protocol k-async:k: expected a whole number, got ''"),
@@ -158,7 +192,7 @@ def test_refused_protocols(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("invers", "unknown modulation 'invers'; valid: none, inverse, inverse-mean (did you"),
+        ("invers", "unknown modulation 'invers'; valid: none, inverse, inverse-mean, distance, "),
         ("inverse-mean:cap=yes", "modulation inverse-mean:cap: expected true or false, got 'yes'"),
         (
             "inverse:apply_to=rate",

@@ -5,6 +5,7 @@ Everybody starts as in test_coordinator_scripts.py: learner i leases mini-batch 
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from typing import Any
 
 import pytest
@@ -159,8 +160,10 @@ def test_a_warmup_longer_than_the_run_is_hardsync(protocol: str) -> None:
     for seed in range(40):
         watched = drive(seed, protocol="hardsync")
         settings = watched.settings
-        spec = PROTOCOLS.usage(protocol)
-        spec = spec + "1" if spec.endswith("=") else spec
+        keys = PROTOCOLS.keys_of(protocol.partition(":")[0]).values()
+        needed = [key.name for key in keys if key.default is MISSING and key.name != "over"]
+        spec = ",".join([*protocol.split(":")[1:], *(f"{key}=1" for key in needed)])
+        spec = protocol.partition(":")[0] + (f":{spec}" if spec else "")
         longer = Settings(
             spec,
             settings.learners,

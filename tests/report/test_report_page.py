@@ -162,7 +162,8 @@ def test_a_run_without_accuracy_shows_its_loss() -> None:
     assert f"It ended at test loss {loss:.4g} after 60 updates" in page.text
     assert "Test loss against time" in page.text
     assert "It reached test loss 0.01 after" in page.text
-    assert "%" not in page.text
+    assert "accuracy" not in page.text
+    assert "error (%)" not in page.text
 
 
 def test_an_empty_trace_makes_a_page() -> None:

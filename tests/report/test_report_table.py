@@ -22,8 +22,8 @@ def test_rows_have_the_numbers_of_the_runs() -> None:
     table = rows(runs, ("accuracy", 0.9))
     assert list(table[0]) == [
         "protocol", "time to target (virtual s)", "final accuracy (%)", "time (virtual s)",
-        "updates", "mean staleness", "max staleness", "applied", "cancelled", "discarded",
-        "given up", "dropped", "stopped by",
+        "updates", "mean staleness", "max staleness", "fresh (%)", "applied", "cancelled",
+        "discarded", "given up", "dropped", "stopped by",
     ]  # fmt: skip
     assert all(list(row) == list(table[0]) for row in table)
     assert [row["protocol"] for row in table] == [

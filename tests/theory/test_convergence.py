@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from gruppetto.errors import InvalidSetting
+from gruppetto.protocols.adaptive import _adapted
 from gruppetto.theory import (
     SYNCHRONOUS,
     Problem,
@@ -38,7 +39,6 @@ from gruppetto.theory import (
     time_to_reach,
     updates_to_reach,
 )
-from gruppetto.theory.intervals import _adapted
 
 
 def problem(**changes: Any) -> Problem:

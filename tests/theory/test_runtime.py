@@ -371,16 +371,26 @@ def test_refusals() -> None:
         mini_batches_per_update(KSync(k=2), 4, on_late="keep")  # type: ignore[arg-type]
 
 
-def test_a_protocol_with_rules_of_its_own_is_unknown() -> None:
-    class Bounded(KBatchAsync):
-        def expected_mean_staleness(self, num_live: int) -> float | None:
-            return None
-
-    protocol, law = Bounded(k=2), DELAYS.parse(EXPONENTIAL)
+@pytest.mark.parametrize(
+    "spec", ["k-batch-async:k=2,max_staleness=5", "k-async:k=2,max_staleness=3", "ssp:s=2"]
+)
+def test_a_protocol_with_rules_of_its_own_is_unknown(spec: str) -> None:
+    protocol, law = PROTOCOLS.parse(spec), DELAYS.parse(EXPONENTIAL)
     assert update_time(protocol, law, 4).kind == "unknown"
     assert mean_staleness(protocol, law, 4).kind == "unknown"
     assert fresh_fraction(protocol, law, 4).kind == "unknown"
     assert update_time_bounds(protocol, law, 4) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("over", ["k-sync", "k-batch-sync", "k-async", "k-batch-async"])
+def test_a_k_that_follows_a_loss_is_unknown(over: str) -> None:
+    """Though its cell's staleness is known for the K of now."""
+    protocol, law = PROTOCOLS.parse(f"adasync:over={over},k0=1,interval=60"), EXPONENTIAL
+    assert protocol.expected_mean_staleness(4) is not None
+    assert update_time(protocol, DELAYS.parse(law), 4).kind == "unknown"
+    assert epoch_time(protocol, DELAYS.parse(law), 4, 90).kind == "unknown"
+    assert mean_staleness(protocol, DELAYS.parse(law), 4).kind == "unknown"
+    assert update_time_bounds(protocol, DELAYS.parse(law), 4) == (0.0, math.inf)
 
 
 specs = st.one_of(

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,8 +20,27 @@ from hypothesis import strategies as st
 from gruppetto.delays import DELAYS, Constant, Delay, Exponential, KeyedDelays
 from gruppetto.engines.virtual import VirtualEngine
 from gruppetto.errors import InvalidSetting
-from gruppetto.protocols import PROTOCOLS, Coordinator, KAsync, KBatchSync, KSync, Protocol
-from gruppetto.protocols.messages import ApplyUpdate, Cancel, Command, Compute, Event
+from gruppetto.protocols import (
+    PROTOCOLS,
+    AdaSync,
+    BoundedProtocol,
+    Coordinator,
+    KAsync,
+    KBatchSync,
+    KSync,
+    OnStale,
+    Protocol,
+    with_bound,
+)
+from gruppetto.protocols.messages import (
+    TOO_STALE,
+    ApplyUpdate,
+    Cancel,
+    Command,
+    Compute,
+    Discard,
+    Event,
+)
 from gruppetto.theory import timing_draws
 from gruppetto.theory.timing import Timing, simulate, update_blocks
 from gruppetto.theory.timing_draws import BLOCK, Delays, Ring, Rounds
@@ -42,6 +62,7 @@ class NoGradients:
     """A server and a learner that do nothing."""
 
     loss, num_samples = 0.0, 1
+    needs_past = False
 
     def snapshot(self) -> None:
         return None
@@ -49,7 +70,7 @@ class NoGradients:
     def compute(self, mini_batch: int, weights: object) -> NoGradients:
         return self
 
-    def apply(self, contributions: Sequence[Any], gradients: Sequence[Any]) -> None:
+    def apply(self, contributions: Sequence[Any], gradients: Sequence[Any], past: Any = ()) -> None:
         pass
 
 
@@ -62,6 +83,7 @@ class Watch:
         self.times: list[float] = []
         self.staleness: list[list[int]] = []
         self.num_cancelled = 0
+        self.num_discarded = 0
         self.busy = 0.0
         self.num_learners = num_learners
         self._began: dict[int, float] = {}
@@ -77,6 +99,8 @@ class Watch:
             match command:
                 case Compute():
                     self._began[command.lease] = time
+                case Discard(_, reason):
+                    self.num_discarded += reason == TOO_STALE
                 case Cancel():
                     self.num_cancelled += 1
                     self.busy += time - self._began.pop(command.lease)
@@ -112,7 +136,8 @@ def sequence(
     for block in update_blocks(protocol, delays, num_learners, num_updates, compiled=compiled):
         times += block.times.tolist()
         zeros = np.zeros((len(block.times), k), dtype=np.int64)
-        staleness += (zeros if block.staleness is None else block.staleness).tolist()
+        rows = (zeros if block.staleness is None else block.staleness).tolist()
+        staleness += [[value for value in row if value >= 0] for row in rows]
     return times, staleness
 
 
@@ -128,7 +153,22 @@ class Listed:
 
 @st.composite
 def protocols(draw: st.DrawFn, num_learners: int) -> Protocol:
-    name = draw(st.sampled_from([*CELLS, "hardsync", "softsync", "async", "backup", "rennala"]))
+    name = draw(st.sampled_from([*CELLS, "hardsync", "softsync", "async", "backup", "rennala",
+                                 "ringmaster", "ssp"]))  # fmt: skip
+    if name in ("ringmaster", "ssp"):
+        key = {"ringmaster": "r", "ssp": "s"}[name]
+        return PROTOCOLS.parse(f"{name}:{key}={draw(st.integers(1, 12))}")
+    protocol = draw(unbounded(name, num_learners))
+    if isinstance(protocol, BoundedProtocol) and draw(st.booleans()):
+        on_stale = draw(st.sampled_from(get_args(OnStale)))
+        k = protocol.num_to_wait(num_learners)
+        least = -(-num_learners // k) - 1 if on_stale == "wait" else 0
+        return with_bound(protocol, least + draw(st.integers(0, 3)), on_stale)
+    return protocol
+
+
+@st.composite
+def unbounded(draw: st.DrawFn, name: str, num_learners: int) -> Protocol:
     if name in ("hardsync", "async"):
         return PROTOCOLS.parse(name)
     if name == "softsync":
@@ -168,6 +208,8 @@ def test_the_updates_are_the_coordinators_own(
         assert found == (expected.times, expected.staleness)
         timing = simulate(protocol, delays, num_learners, num_updates, compiled=compiled)
         assert timing.mini_batches_cancelled == expected.num_cancelled
+        assert timing.mini_batches_discarded == expected.num_discarded
+        assert timing.mini_batches_applied == sum(map(len, expected.staleness))
         assert timing.idle_fraction == pytest.approx(expected.idle_fraction, abs=1e-9)
 
 
@@ -182,6 +224,43 @@ def test_also_when_draws_were_made_again_and_again(spec: str, law: str) -> None:
     for compiled in WAYS:
         found = sequence(protocol, delays, 5, 8000, compiled)
         assert found == (expected.times, expected.staleness)
+
+
+@needs_numba
+@pytest.mark.parametrize("k", [1, 2, 63, 64, 65, 200])
+@pytest.mark.parametrize("law", [LAWS[0], "pareto:shape=1.1,scale=1", *LAWS[-2:]])
+def test_compiled_rounds_are_the_plain_ones_whatever_k(k: int, law: str) -> None:
+    """Also for more mini-batches than learners."""
+    delays = KeyedDelays(2, DELAYS.parse(law), {5: Constant(value=0.01)}, 64)
+    plain, compiled = (
+        sequence(KBatchSync(k=k), delays, 64, 40, compiled) for compiled in (False, True)
+    )
+    assert plain == compiled
+
+
+@needs_numba
+@given(
+    seed=st.integers(0, 2**65),
+    takes=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), max_size=5),
+    count=st.integers(1, 300),
+)
+def test_compiled_uniforms_are_numpys(seed: int, takes: list[list[int]], count: int) -> None:
+    compiled = import_module("gruppetto.theory.timing_compiled").Uniforms(seed, 5)
+    plain = timing_draws.Uniforms(seed, 5)
+    for slots in takes:
+        assert np.array_equal(compiled.take(slots, count), plain.take(slots, count))
+
+
+@needs_numba
+@given(numbers=st.lists(st.integers(0, 30), max_size=60), copies=st.integers(1, 60))
+def test_entries_are_sorted_by_end_and_lease(numbers: list[int], copies: int) -> None:
+    """As many as take all gaps of the sort, with many ties."""
+    numbers = numbers * copies
+    leases = np.random.default_rng(len(numbers)).permutation(len(numbers))
+    ends, learners = np.array(numbers, dtype=np.float64), leases * 3
+    expected = sorted(zip(ends.tolist(), leases.tolist(), learners.tolist(), strict=True))
+    import_module("gruppetto.theory.timing_compiled")._sort(ends, leases, learners, len(numbers))
+    assert list(zip(ends.tolist(), leases.tolist(), learners.tolist(), strict=True)) == expected
 
 
 @needs_numba
@@ -330,6 +409,7 @@ def test_progress_is_told() -> None:
         (KSync(k=5), 4, 10, "k-sync:k=5 waits for 5 distinct learners of 4"),
         (KBatchSync(k=5), 0, 10, "learners: expected at least 1, got 0"),
         (KBatchSync(k=5), 4, 0, "updates: expected at least 1, got 0"),
+        (AdaSync("k-sync", 1, 60.0), 4, 1, "adasync:over=k-sync,k0=1,interval=60.0 follows the"),
         ("async", 4, 1, "expected a protocol, like async, got 'async'"),
     ],
 )

@@ -13,7 +13,9 @@ import click
 from gruppetto.cli.compare import compare, report
 from gruppetto.cli.listing import (
     clips,
+    compensations,
     delays,
+    guards,
     models,
     modulations,
     optimizers,
@@ -56,9 +58,11 @@ for _command in (
     warmups,
     modulations,
     scalings,
+    compensations,
     delays,
     optimizers,
     clips,
+    guards,
 ):
     cli.add_command(_command)
 

@@ -106,6 +106,8 @@ def compare(
         for result in comparison.results:
             if "error" in result:
                 click.echo(f"{result.get('protocol')}: {result['error']}", err=True)
+            if result.get("without_contribution_why"):
+                click.echo(f"{result['protocol']}: {result['without_contribution_why']}", err=True)
         click.echo(f"report: {path}")
         if png is not None:
             click.echo(f"picture: {png}")

@@ -46,6 +46,12 @@ modulations = _listing(
     ["MODULATIONS"],
     "List the modulations: what a late gradient is worth.",
 )
+compensations = _listing(
+    "compensations",
+    "gruppetto.staleness",
+    ["COMPENSATIONS"],
+    "List the compensations: how a late gradient is changed.",
+)
 warmups = _listing(
     "warmups", "gruppetto.protocols", ["WARMUPS"], "List the ways to begin before the protocol."
 )
@@ -61,6 +67,11 @@ clips = _listing(
     "gruppetto.training.clipping",
     ["CLIPS"],
     "List the ways to clip the combined gradient.",
+)
+
+
+guards = _listing(
+    "guards", "gruppetto.protocols", ["GUARDS"], "List the rules by which losses end a run."
 )
 
 

@@ -90,14 +90,38 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "[inverse-mean:cap=true for asynchronous protocols, else none]",
         "NAME:K=V",
     ),
+    Option(
+        "--compensation",
+        str,
+        "How late gradients are changed, like dc-asgd; see `gruppetto compensations`.  [none]",
+        "NAME:K=V",
+    ),
     Option("--clip", str, "Clip the combined gradient: norm:max= or value:max=.", "NAME:K=V"),
     Option(
         "--on-late",
         click.Choice(["requeue", "drop"]),
         "What happens to mini-batches cancelled or lost.  [requeue]",
     ),
+    Option(
+        "--max-staleness",
+        int,
+        "Apply no gradient staler than so many updates; a key of asynchronous protocols.  [none]",
+    ),
+    Option(
+        "--on-stale",
+        click.Choice(["discard", "restart", "wait"]),
+        "What becomes of gradients beyond max-staleness: thrown away on arrival, computed anew as "
+        "soon as they are, or waited for.  [restart]",
+    ),
     Option("--max-attempts", int, "Give a mini-batch up after so many failures.  [3]"),
     Option("--max-given-up", int, "Fail when more mini-batches are given up.  [0]"),
+    Option(
+        "--guard",
+        str,
+        "End a run whose losses leave the sane range, like loss:factor=4, or off; see "
+        "`gruppetto guards`.  [loss]",
+        "NAME:K=V",
+    ),
     Option("--faults", str, "Make things go wrong, like random:die=0.01,seed=1.", "random:K=V"),
     Option(
         "--max-restarts",
@@ -115,6 +139,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "--recalibrate-bn",
         int,
         "Average BatchNorm's statistics anew over so many mini-batches for each evaluation.  [0]",
+    ),
+    Option(
+        "--measure-gamma",
+        int,
+        "At each evaluation, measure on so many training samples how far staleness moves the "
+        "gradient.  [0]",
     ),
     Option("--seed", int, "Of everything random.  [0]"),
     Option("--threads", int, "Threads of each gradient's computation.  [1]"),

@@ -24,6 +24,8 @@ _SHOWN = (
     ("target reached at, s", "target_reached_at", "{:.6g}"),
     ("mean staleness", "mean_staleness", "{:.2f}"),
     ("max staleness", "max_staleness", "{}"),
+    ("fresh gradients", "fresh_fraction", "{:.1%}"),
+    ("gamma", "gamma", "{:.3g}"),
     ("mini-batches applied", "mini_batches_applied", "{:,}"),
     ("cancelled", "mini_batches_cancelled", "{:,}"),
     ("discarded", "mini_batches_discarded", "{:,}"),
@@ -58,6 +60,8 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
             if name not in ("loss", "accuracy"):
                 table.add_row(f"test {name}", "not finite" if value is None else f"{value:.4g}")
         Console(highlight=False, soft_wrap=True).print(table)
+        if result.get("without_contribution_why"):
+            click.echo(result["without_contribution_why"])
     if interrupted:
         raise Interrupted(f"interrupted; continue with: gruppetto resume {result['run']}")
 

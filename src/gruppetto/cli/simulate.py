@@ -27,11 +27,12 @@ _COLUMNS: Final = (
     ("fresh", "fresh_fraction", "{:.0%}"),
     ("applied", "mini_batches_applied", "{:,}"),
     ("cancelled", "mini_batches_cancelled", "{:,}"),
+    ("discarded", "mini_batches_discarded", "{:,}"),
     ("idle", "idle_fraction", "{:.0%}"),
 )
 
 #: Characters that the table needs.
-_WIDTH: Final = 130
+_WIDTH: Final = 150
 
 
 @click.command(

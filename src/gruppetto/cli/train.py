@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def train(
         if out is None:
             raise InvalidSetting("resume: expected --out with the folder of the run to continue")
         if (out / "config.json").exists():
-            _check_same(out, settings)
+            _check_same(out, settings, given.keys())
             return _resume(out, quiet, as_json, given)
     run = start_run(
         settings,
@@ -84,13 +85,16 @@ def _resume(run: Path, quiet: bool, as_json: bool, given: dict[str, Any]) -> Non
     finish(ended.result, as_json)
 
 
-def _check_same(folder: Path, wanted: Settings) -> None:
+def _check_same(folder: Path, wanted: Settings, given: Set[str]) -> None:
     from gruppetto.runs.folder import RunFolder
+    from gruppetto.trace.folder import read_config
 
     limits = {"updates", "max_time", "target"}
     recorded = RunFolder.open(folder).settings().model_dump(exclude=limits)
+    # A run of before keeps its rules where a setting has come since and nobody asks for it.
+    since = recorded.keys() - read_config(folder).settings.keys() - given
     for key, value in wanted.model_dump(exclude=limits).items():
-        if recorded[key] != value:
+        if recorded[key] != value and key not in since:
             raise RunFolderError(
                 f"{folder} holds a run with {key}={recorded[key]}, and {key}={value} was asked for"
             )

@@ -19,10 +19,12 @@ in this order:
 1. Does an update fire?  It does when as many contributions are held as it waits for: min(K, what
    can still arrive). That number shrinks with deaths and at the tail, so nobody waits for what
    cannot come. Cells that cancel close all open leases with it. The update that ends the
-   warm-up is hardsync's last: whoever it frees gets work by the protocol's rules.
+   warm-up is hardsync's last: whoever it frees gets work by the protocol's rules. A bound may
+   hold an update back, refuse what arrives, and close leases that the update makes too old.
 2. Who is idle and can be given work?  After an update those who contributed to it come first,
    then the lowest learner number: a learner that is cancelled every time would otherwise take
-   the lowest mini-batches with it again and again, and an epoch would trail.
+   the lowest mini-batches with it again and again, and an epoch would trail. A bound may keep
+   learners idle.
 3. Is the run over?  When every mini-batch is applied, given up or dropped.
 """
 
@@ -33,11 +35,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from gruppetto.errors import ImpossibleEvent
+from gruppetto.protocols.clocks import Clocks
 from gruppetto.protocols.collect import Hardsync, Protocol
+from gruppetto.protocols.guard import Guard, LossWatch, NoGuard
 from gruppetto.protocols.ledger import Lease, Ledger, OnLate
 from gruppetto.protocols.messages import (
+    CLOSED,
     NOT_FINITE,
     RESUMED,
+    TOO_STALE,
     ApplyUpdate,
     Cancel,
     Command,
@@ -53,7 +59,13 @@ from gruppetto.protocols.messages import (
     ProgressMeasured,
     StopRequested,
 )
-from gruppetto.staleness import Modulation, NoModulation, StalenessStatistics
+from gruppetto.staleness import (
+    Factors,
+    Modulation,
+    NoModulation,
+    Situation,
+    StalenessStatistics,
+)
 
 __all__ = ["DIVERGED", "EPOCHS", "GIVEN_UP", "Coordinator"]
 
@@ -79,6 +91,7 @@ class Coordinator:
         max_given_up: the run fails when more mini-batches than this are given up.
         warmup_mini_batches: hardsync collects until an update leaves at least so many applied,
             given up or dropped; 0 for no warm-up.
+        guard: ends the run as diverged when its losses leave the sane range; None for none.
     """
 
     def __init__(
@@ -92,13 +105,14 @@ class Coordinator:
         max_attempts: int = 3,
         max_given_up: int = 0,
         warmup_mini_batches: int = 0,
+        guard: Guard | None = None,
     ) -> None:
-        #: The run's, for all of it but the warm-up.
+        #: The run's, for all of it but the warm-up; measurements of progress may change it.
         self.protocol = protocol
         #: Whose rules hold now.
         self.current_protocol = Hardsync() if warmup_mini_batches > 0 else protocol
         self.warmup_mini_batches = warmup_mini_batches
-        self.modulation = modulation if modulation is not None else NoModulation()
+        self._factors = Factors(modulation if modulation is not None else NoModulation())
         self.max_given_up = max_given_up
         self.ledger = Ledger(num_mini_batches, on_late=on_late, max_attempts=max_attempts)
         #: Server version: the number of updates.
@@ -114,6 +128,11 @@ class Coordinator:
         self.num_lost = 0
 
         self._expected = set(expected_learners)
+        #: How many gradients of each live learner were applied.
+        self.clocks = Clocks(self._expected)
+        most = [p.most_to_wait(len(self._expected)) for p in (protocol, self.current_protocol)]
+        #: Losses of the recent gradients.
+        self.losses = LossWatch(guard or NoGuard(), len(self._expected), max(most))
         self._idle: set[int] = set()
         #: learner -> its open lease.
         self._computing: dict[int, int] = {}
@@ -148,6 +167,16 @@ class Coordinator:
     def num_held(self) -> int:
         """Contributions waiting for their update."""
         return len(self._held)
+
+    @property
+    def held_versions(self) -> list[int]:
+        """Of the weights that held contributions were computed on."""
+        return [push.version for push in self._held]
+
+    @property
+    def k(self) -> int:
+        """K of today's learners and rules, whatever can still arrive."""
+        return self.current_protocol.num_to_wait(self.num_live)
 
     def num_to_wait(self) -> int:
         """How many contributions the next update waits for: min(K, what can still arrive)."""
@@ -184,13 +213,24 @@ class Coordinator:
                 f"lease {event.lease}: expected a finite loss over at least 1 sample, "
                 f"got {event.loss} over {event.num_samples}"
             )
+        self._not_finite.clear()
+        staleness = self.version - event.version
+        is_diverging = self.losses.add(event.loss, event.num_samples, staleness)
+        if self.current_protocol.bound.refuses(staleness) and not is_diverging:
+            return self._refuse(lease)
         self.ledger.push(event.lease)
         self._held.append(event)
-        self._not_finite.clear()
         del self._computing[lease.learner]
         distinct = self.current_protocol.cell.distinct
         (self._waiting if distinct else self._idle).add(lease.learner)
-        return self._proceed([])
+        return self._stop(DIVERGED) if is_diverging else self._proceed([])
+
+    def _refuse(self, lease: Lease) -> list[Command]:
+        # Others first: the mini-batch is not to go to the learner that is too slow for it.
+        others = set(self._idle)
+        self._set_free(lease)
+        self.num_discarded += 1
+        return self._proceed([Discard(lease.number, TOO_STALE)], lease.mini_batch, others)
 
     def _on_gradient_failed(self, event: GradientFailed) -> list[Command]:
         lease = self.ledger.leased.get(event.lease)
@@ -214,6 +254,7 @@ class Coordinator:
             )
         self._ever_joined.add(learner)
         self._expected.discard(learner)
+        self.clocks.join(learner)
         self._idle.add(learner)
         return self._proceed([])
 
@@ -233,28 +274,40 @@ class Coordinator:
         # A learner lost before it joined does not come back under its number.
         self._ever_joined.add(learner)
         self.num_lost += 1
+        self.clocks.lose(learner)
         self.ledger.lose(learner, lease, is_failure=event.reason != RESUMED)
         return self._proceed([])
 
     def _on_progress_measured(self, event: ProgressMeasured) -> list[Command]:
-        return []
+        if event.loss is not None and not math.isfinite(event.loss):
+            raise ImpossibleEvent(f"expected a finite loss, or None without one, got {event.loss}")
+        adapted = self.protocol.measured(event.loss, self.num_live)
+        if not self.is_warming_up:
+            self.current_protocol = adapted
+        self.protocol = adapted
+        # With a smaller K than before, what is held may be enough.
+        return self._proceed([])
 
     def _on_stop_requested(self, event: StopRequested) -> list[Command]:
         return self._stop(event.reason) if self.finished is None else []
 
     # ------------------------------------------------- the three questions
 
-    def _proceed(self, commands: list[Command], avoid: int | None = None) -> list[Command]:
+    def _proceed(
+        self, commands: list[Command], avoid: int | None = None, first: Iterable[int] = ()
+    ) -> list[Command]:
         if self.finished is not None:
             return commands
         if self.ledger.num_given_up > self.max_given_up:
             return self._stop(GIVEN_UP)
-        contributors: set[int] = set()
-        if self._held and len(self._held) >= self.num_to_wait():
+        contributors = set(first)
+        is_enough = self._held and len(self._held) >= self.num_to_wait()
+        if is_enough and self.current_protocol.bound.may_fire(self):
             commands.append(self._apply(contributors))
             if self.current_protocol.cell.cancels:
-                commands.extend(self._cancel_all())
+                commands.extend(self._cancel(list(self.ledger.leased.values())))
             self._end_warmup()
+            commands.extend(self._cancel(self.current_protocol.bound.too_old(self)))
         if self._idle:
             commands.extend(self._give_work(contributors, avoid))
         if self.ledger.is_finished():
@@ -271,22 +324,19 @@ class Coordinator:
         return held + leased + to_do
 
     def _apply(self, contributors: set[int]) -> ApplyUpdate:
-        mean = self.expected_mean_staleness()
+        mean, live = self.expected_mean_staleness(), self.num_live
+        situations = [
+            Situation(self.version - push.version, mean, live, self.version) for push in self._held
+        ]
         contributions = []
-        for push in self._held:
-            staleness = self.version - push.version
-            self.staleness.add(staleness)
+        factors = self._factors.of(situations)
+        for push, at, factor in zip(self._held, situations, factors, strict=True):
+            self.staleness.add(at.staleness)
             self.num_samples_applied += push.num_samples
             contributions.append(
-                Contribution(
-                    push.lease,
-                    push.version,
-                    staleness,
-                    push.num_samples,
-                    self.modulation.factor(staleness, mean),
-                )
+                Contribution(push.lease, push.version, at.staleness, push.num_samples, factor)
             )
-        contributors.update(lease.learner for lease in self.ledger.apply())
+        contributors |= self.clocks.tick(self.ledger.apply())
         self._held.clear()
         self._idle |= self._waiting
         self._waiting.clear()
@@ -300,19 +350,23 @@ class Coordinator:
         if self.ledger.num_settled >= self.warmup_mini_batches:
             self.current_protocol = self.protocol
 
-    def _cancel_all(self) -> list[Command]:
-        leases = list(self.ledger.leased)
+    def _cancel(self, leases: list[Lease]) -> list[Command]:
         for lease in leases:
-            self.ledger.cancel(lease)
+            self._set_free(lease)
         self.num_cancelled += len(leases)
-        self._idle.update(self._computing)
-        self._computing.clear()
-        return [Cancel(lease) for lease in leases]
+        return [Cancel(lease.number) for lease in leases]
+
+    def _set_free(self, lease: Lease) -> None:
+        self.ledger.cancel(lease.number)
+        del self._computing[lease.learner]
+        self._idle.add(lease.learner)
 
     def _give_work(self, contributors: set[int], avoid: int | None) -> list[Command]:
         leases: list[Lease] = []
         order = sorted(self._idle, key=lambda n: (n not in contributors, n))
         for learner in order:
+            if not self.current_protocol.bound.may_start(learner, self):
+                continue
             lease = self.ledger.lease(learner, self.version, avoid)
             if lease is None:
                 break
@@ -335,7 +389,7 @@ class Coordinator:
         if not self.ledger.was_given(lease):
             raise ImpossibleEvent(f"lease {lease} was never given")
         self.num_discarded += 1
-        return [Discard(lease, "the lease is closed")]
+        return [Discard(lease, CLOSED)]
 
     def _stop(self, reason: str) -> list[Command]:
         leases = self.ledger.stop()

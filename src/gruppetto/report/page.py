@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
-from gruppetto.report import plots, time_plots
+from gruppetto.report import account_plots, adaptive_plots, plots, time_plots
 from gruppetto.report.data import (
     ReportedRun,
     Target,
@@ -82,6 +82,10 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
         table=rows(runs, target),
         colours=[plots.run_style(index).colour for index in range(len(runs))],
         plots=_plots(runs, target),
+        learners=[
+            (account_plots.learners_words(run), account_plots.learners_rows(run)) for run in runs
+        ],
+        gamma=any(run.trace.gammas for run in runs),
         evaluated=any(run.trace.evaluations for run in runs),
         runs=runs,
         common={
@@ -149,10 +153,24 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
             loss,
         ),
         (
+            adaptive_plots.waiting_against_time(runs),
+            "K over time",
+            adaptive_plots.waiting_words(runs),
+            "gradients that an update waits for, by the loss measured last; hardsync's rules hold "
+            "first where there is a warm-up",
+        ),
+        (
             plots.staleness_histogram(runs),
             "Staleness",
             f"Histograms of staleness. {spread}.",
             "updates that the server made between reading the weights and applying the gradient",
+        ),
+        (
+            account_plots.effective_rates(runs),
+            "Effective learning rate",
+            account_plots.effective_rates_words(runs),
+            "base rate times the mean factor of modulation, weighted by samples; means over "
+            "neighbouring updates",
         ),
         (
             plots.mini_batch_bars(runs),

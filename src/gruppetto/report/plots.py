@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from gruppetto.report.bars import stacked_bars
 from gruppetto.report.data import Curve, ReportedRun, Target, shared_metric, shared_unit
 from gruppetto.report.style import SHORT, WIDTH, legend_size, run_style, tick, wrapped
 from gruppetto.report.svg import plain_style, save_png, to_svg
@@ -26,6 +27,7 @@ __all__ = [
     "error_against_time_png",
     "error_against_updates",
     "error_label",
+    "line_chart",
     "loss_against_time",
     "loss_against_updates",
     "mini_batch_bars",
@@ -80,12 +82,12 @@ def error_against_updates(
 
 def loss_against_time(runs: Sequence[ReportedRun]) -> Figure | None:
     """Mean training loss of the applied mini-batches over run time."""
-    return _lines(runs, lambda run: run.training_loss(), "time", "training loss")
+    return line_chart(runs, lambda run: run.training_loss(), "time", "training loss")
 
 
 def loss_against_updates(runs: Sequence[ReportedRun]) -> Figure | None:
     """Mean training loss of the applied mini-batches over updates."""
-    return _lines(runs, lambda run: run.training_loss(), "updates", "training loss")
+    return line_chart(runs, lambda run: run.training_loss(), "updates", "training loss")
 
 
 def _error(runs: Sequence[ReportedRun], against: Against, target: Target | None) -> Figure | None:
@@ -95,16 +97,17 @@ def _error(runs: Sequence[ReportedRun], against: Against, target: Target | None)
     goal = target[1] if target is not None and target[0] == metric else None
     if goal is not None and metric == "accuracy":
         goal = 100.0 * (1.0 - goal)
-    return _lines(runs, lambda run: run.error(metric), against, error_label(metric), goal)
+    return line_chart(runs, lambda run: run.error(metric), against, error_label(metric), goal)
 
 
-def _lines(
+def line_chart(
     runs: Sequence[ReportedRun],
     curve_of: Callable[[ReportedRun], Curve],
     against: Against,
     y_label: str,
     goal: float | None = None,
 ) -> Figure | None:
+    """One quantity of each run as a line; None where no run has it."""
     curves = [curve_of(run).where_finite() for run in runs]
     if not any(len(curve) for curve in curves):
         return None
@@ -244,24 +247,8 @@ def mini_batch_bars(runs: Sequence[ReportedRun]) -> Figure | None:
         axes = figure.add_subplot()
         for index, run in enumerate(runs):
             axes.text(0.0, index - 0.26, run.name, va="bottom", fontsize=11)
-        for kind, name, colour, hatch in KINDS:
-            values = np.array([getattr(run.outcome, kind) for run in runs])
-            if not values.any():
-                continue
-            before = np.array(
-                [sum(getattr(run.outcome, k) for k in _kinds_before(kind)) for run in runs]
-            )
-            axes.barh(
-                np.arange(len(runs)),
-                values,
-                left=before,
-                height=0.42,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                label=name,
-            )
+        outcomes = [run.outcome for run in runs]
+        stacked_bars(axes, KINDS, lambda kind: [getattr(o, kind) for o in outcomes], height=0.42)
         axes.set_ylim(len(runs) - 0.6, -0.75)
         axes.set_xlim(0.0, 1.02 * most)
         axes.set_yticks([])
@@ -273,11 +260,6 @@ def mini_batch_bars(runs: Sequence[ReportedRun]) -> Figure | None:
         axes.tick_params(length=3)
         figure.legend(loc="outside lower left", ncols=4, handlelength=1.4, columnspacing=1.2)
     return figure
-
-
-def _kinds_before(kind: str) -> list[str]:
-    names = [name for name, *_ in KINDS]
-    return names[: names.index(kind)]
 
 
 def error_against_time_png(

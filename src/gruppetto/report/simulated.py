@@ -54,6 +54,8 @@ class Simulated:
     #: Shares of the learners' time.
     idle: float
     cancelled_time: float
+    #: Its cell and K do not say all: a bound holds updates, learners or gradients back.
+    is_bounded: bool = False
 
     @property
     def useful(self) -> float:
@@ -89,6 +91,7 @@ def read_simulations(records: Sequence[Mapping[str, Any]]) -> list[Simulated]:
             cancelled=record["mini_batches_cancelled"],
             idle=record["idle_fraction"] or 0.0,
             cancelled_time=record["cancelled_time_fraction"],
+            is_bounded=bool(record.get("is_bounded", False)),
         )
         for record in records
     ]

@@ -50,8 +50,9 @@ def against_k(cases: Sequence[Simulated]) -> Figure | None:
     """Time per update against K, a line per cell and a panel per number of learners.
 
     None where no cell was simulated with several K for one number of learners; several are two,
-    or three where the learners differ too.
+    or three where the learners differ too. Protocols with a bound are on no cell's line.
     """
+    cases = [case for case in cases if not case.is_bounded]
     several = 2 if len({case.learners for case in cases}) == 1 else 3
     numbers = [
         number

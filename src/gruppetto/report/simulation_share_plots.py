@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from gruppetto.report.bars import stacked_bars
 from gruppetto.report.simulated import Simulated, case_name, cell_colour
 from gruppetto.report.style import SHORT, WIDTH, wrapped
 from gruppetto.report.svg import plain_style
@@ -27,7 +28,7 @@ __all__ = [
 #: What learners' time goes into: attribute of Simulated, name, colour, hatch.
 SPENT: Final = (
     ("useful", "computing what is applied", "#0072B2", ""),
-    ("cancelled_time", "computing what is cancelled", "#D55E00", "////"),
+    ("cancelled_time", "computing what is cancelled or discarded", "#D55E00", "////"),
     ("idle", "idle until an update", "#9CCFEF", ""),
 )
 #: Histograms, and bars, that a figure shows at most.
@@ -116,23 +117,9 @@ def learners_time(cases: Sequence[Simulated]) -> Figure:
     with plain_style():
         figure = Figure(figsize=(WIDTH, 1.75 + 0.28 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
-        left = np.zeros(len(shown))
-        for attribute, label, colour, hatch in SPENT:
-            values = np.array([100.0 * getattr(case, attribute) for case in shown])
-            if not values.any():
-                continue
-            axes.barh(
-                np.arange(len(shown)),
-                values,
-                left=left,
-                height=0.74,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                label=label,
-            )
-            left += values
+        stacked_bars(
+            axes, SPENT, lambda name: [100.0 * getattr(case, name) for case in shown], height=0.74
+        )
         axes.set_yticks(range(len(shown)), [wrapped(case_name(c, cases), 30) for c in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(0.0, 100.0)

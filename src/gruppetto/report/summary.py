@@ -48,8 +48,11 @@ def summary(runs: Sequence[ReportedRun], target: Target | None = None) -> str:
 
 
 def remarks(runs: Sequence[ReportedRun]) -> str:
-    """What to know about the numbers: learners lost, what evaluating cost; empty if nothing."""
-    return " ".join(filter(None, [_lost(runs), _live(runs), _caution(runs)]))
+    """What to know about the numbers: learners lost or without contribution, what evaluating cost.
+
+    Empty if nothing.
+    """
+    return " ".join(filter(None, [_lost(runs), _without(runs), _live(runs), _caution(runs)]))
 
 
 def _race(runs: Sequence[ReportedRun], target: Target) -> str:
@@ -136,6 +139,15 @@ def _lost(runs: Sequence[ReportedRun]) -> str:
             text += f" and restarted {restarted}"
         parts.append(text)
     return "; ".join(parts) + "." if parts else ""
+
+
+def _without(runs: Sequence[ReportedRun]) -> str:
+    """Which learners contributed nothing, as the runs' results say."""
+    found = [(run, run.result("without_contribution_why")) for run in runs]
+    told = [(run, str(why)) for run, why in found if why]
+    if len(runs) == 1:
+        return " ".join(f"{why[0].upper()}{why[1:]}." for _, why in told)
+    return " ".join(f"{run.name}: {why}." for run, why in told)
 
 
 def _live(runs: Sequence[ReportedRun]) -> str:

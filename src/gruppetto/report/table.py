@@ -9,6 +9,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
+from gruppetto.report.accounts import fresh_fraction, gamma
 from gruppetto.report.data import ReportedRun, Target, shared_metric, shared_unit
 from gruppetto.report.times import UpdateTime, update_time
 
@@ -23,9 +24,12 @@ __all__ = [
 
 _UPDATE_TIME: Final = "time per update"
 _RATIO: Final = "ratio to expected"
+_FRESH: Final = "fresh (%)"
+_GAMMA: Final = "gamma"
 #: Headings that the terminal leaves to the page.
 _PAGE_ONLY: Final = (
-    _RATIO, "applied", "cancelled", "discarded", "given up", "dropped", "stopped by",
+    _RATIO, _FRESH, _GAMMA, "applied", "cancelled", "discarded", "given up", "dropped",
+    "stopped by",
 )  # fmt: skip
 
 
@@ -122,6 +126,11 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
             row[_RATIO] = "-" if ratio is None else f"{ratio:.2f}"
         row["mean staleness"] = f"{outcome.mean_staleness:.2f}"
         row["max staleness"] = format_number(outcome.max_staleness)
+        fresh = fresh_fraction(run)
+        row[_FRESH] = "-" if fresh is None else f"{100.0 * fresh:.1f}"
+        if any(other.trace.gammas for other in runs):
+            measured = gamma(run)
+            row[_GAMMA] = "-" if measured is None else f"{measured:.3g}"
         row["applied"] = format_number(outcome.applied)
         row["cancelled"] = format_number(outcome.cancelled)
         row["discarded"] = format_number(outcome.discarded)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from gruppetto.report.bars import stacked_bars
 from gruppetto.report.data import ReportedRun, shared_unit
 from gruppetto.report.plots import time_label
 from gruppetto.report.style import WIDTH, run_style, tick
@@ -125,24 +125,11 @@ def learners_time(runs: Sequence[ReportedRun]) -> Figure | None:
     with plain_style():
         figure = Figure(figsize=(WIDTH, 1.75 + pitch * len(bars)), layout="constrained")
         axes = figure.add_subplot()
-        left = np.zeros(len(bars))
-        for name, label, colour, hatch in SPENT:
-            values = np.array([getattr(spent, name) for _, spent in bars])
-            if not values.any():
-                continue
-            axes.barh(
-                np.arange(len(bars)),
-                values,
-                left=left,
-                height=0.72 if alone else 0.42,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                label=label,
-            )
-            left += values
-        _finish(axes, len(bars), 1.02 * float(left.max()), time_label(_worked(runs)))
+        height = 0.72 if alone else 0.42
+        ends = stacked_bars(
+            axes, SPENT, lambda name: [getattr(spent, name) for _, spent in bars], height=height
+        )
+        _finish(axes, len(bars), 1.02 * float(ends.max()), time_label(_worked(runs)))
         if alone:
             axes.set_yticks(range(len(bars)), [name for name, _ in bars])
             axes.set_ylim(len(bars) - 0.5, -0.5)

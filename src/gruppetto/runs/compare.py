@@ -107,7 +107,9 @@ def compare(
 
 def label_of(run: Mapping[str, Any], settings: Settings) -> str:
     """What tells a run from the others in words: ``async modulation=none``."""
-    others = [key for key in run if key not in ("protocol", "delays")]
+    # A bound on staleness is written into the protocol.
+    told = ("protocol", "delays", "max_staleness", "on_stale")
+    others = [key for key in run if key not in told]
     return " ".join(
         [settings.protocol, *(f"{key}={getattr(settings, key, run[key])}" for key in others)]
     )

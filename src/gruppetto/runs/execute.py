@@ -17,6 +17,10 @@ from gruppetto.engines.base import Engine
 from gruppetto.engines.virtual import LEARNERS_LOST
 from gruppetto.errors import Diverged, LearnersLost, RunFailed, TooManyGivenUp
 from gruppetto.protocols import Coordinator
+from gruppetto.protocols.contributions import describe as describe_contributions
+from gruppetto.protocols.contributions import without_contribution
+from gruppetto.runs.accounts import fresh_fraction, measured_gamma, per_learner
+from gruppetto.runs.divergence import describe, divergence_of, last_metrics
 from gruppetto.runs.expected import expected_update_time
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import Journal, Tally
@@ -66,12 +70,13 @@ def conclude(parts: Parts, engine: Engine, journal: Journal, folder: RunFolder) 
         RunFailed: the run ended without its goal; its folder holds what there is.
     """
     reason = engine.run(parts.coordinator, journal)
-    metrics = journal.evaluations[-1].metrics if journal.evaluations else {}
+    metrics = last_metrics(journal.evaluations, finite=reason == Diverged.stopped_by)
     result = summarise(parts, journal.tally, metrics, folder)
     result.update(
         stopped_by=reason,
         train_loss=journal.train_loss,
         target_reached_at=journal.target_reached_at,
+        gamma=measured_gamma(journal.gammas),
         wall_time=journal.wall_time,
     )
     if parts.settings.engine != "virtual":
@@ -113,6 +118,7 @@ def summarise(
         "engine": parts.settings.engine,
         "protocol": parts.settings.protocol,
         "modulation": parts.settings.modulation,
+        "compensation": parts.settings.compensation,
         "learners": parts.settings.learners,
         "batch_size": parts.settings.batch_size,
         "seed": parts.settings.seed,
@@ -131,6 +137,8 @@ def summarise(
         "metrics": dict(metrics),
         "mean_staleness": coordinator.staleness.mean,
         "max_staleness": coordinator.staleness.max,
+        "fresh_fraction": fresh_fraction(coordinator.staleness),
+        "gamma": None,
         "mini_batches_applied": ledger.num_applied,
         "mini_batches_cancelled": coordinator.num_cancelled,
         "mini_batches_discarded": coordinator.num_discarded,
@@ -140,6 +148,12 @@ def summarise(
         "learners_lost": coordinator.num_lost,
         "learners_restarted": 0,
         "gradients_rejected": coordinator.num_rejected,
+        "learners_without_contribution": without_contribution(tally.account, coordinator.clocks.of),
+        "without_contribution_why": describe_contributions(
+            tally.account, coordinator.clocks.of, coordinator.protocol.bound.restarts
+        ),
+        "per_learner": per_learner(tally.account),
+        "diverged": divergence_of(parts),
         "target_reached_at": None,
         "threads": parts.settings.threads,
         "weights_sha256": server.weights_sha256(),
@@ -154,11 +168,9 @@ def failure_of(reason: str, parts: Parts, folder: RunFolder) -> RunFailed | None
     coordinator = parts.coordinator
     where = f"the run is in {folder.path}"
     if reason == Diverged.stopped_by:
-        return Diverged(
-            "the gradients of several mini-batches in a row were not finite after "
-            f"{coordinator.version} updates; try a lower learning rate, a modulation like "
-            f"inverse-mean:cap=true, or a clip like norm:max=1; {where}"
-        )
+        known = divergence_of(parts)
+        assert known is not None
+        return Diverged(f"{describe(known, coordinator.version)}; {where}")
     if reason == TooManyGivenUp.stopped_by:
         return TooManyGivenUp(
             f"{coordinator.ledger.num_given_up} mini-batch(es) failed "

@@ -31,10 +31,17 @@ class _NoLearner:
 
 
 class _NoServer:
+    needs_past = False
+
     def snapshot(self) -> None:
         return None
 
-    def apply(self, contributions: Sequence[Contribution], gradients: Sequence[Any]) -> None:
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        gradients: Sequence[Any],
+        past: Sequence[Any] = (),
+    ) -> None:
         pass
 
 
@@ -66,11 +73,14 @@ def expected_update_time(parts: Parts, result: Mapping[str, Any]) -> float | Non
         result: its summary.
 
     Returns:
-        None where no delay was injected, or learners were lost and the delays tell too little.
+        None where no delay was injected, where learners were lost and the delays tell too little,
+        and where K follows a loss, which nothing tells without gradients.
     """
     settings = parts.settings
     updates = min(int(result["updates"]), _MAX_UPDATES)
     if not parts.has_delays or result["learners_lost"] or not updates:
+        return None
+    if parts.coordinator.protocol.measures_every is not None:
         return None
     total = parts.coordinator.ledger.num_mini_batches
     per_epoch = parts.mini_batches.per_epoch

@@ -17,12 +17,15 @@ from torch import Tensor
 from gruppetto.engines.base import Engine
 from gruppetto.errors import RunFailed, TaskError
 from gruppetto.protocols import Coordinator
+from gruppetto.protocols.account import Account
 from gruppetto.protocols.coordinator import DIVERGED, EPOCHS, GIVEN_UP
 from gruppetto.protocols.messages import (
+    TOO_STALE,
     ApplyUpdate,
     Cancel,
     Command,
     Compute,
+    Discard,
     Event,
     Finish,
     GradientFailed,
@@ -32,13 +35,14 @@ from gruppetto.protocols.messages import (
 )
 from gruppetto.runs.evaluation import Due, Evaluation, Metrics
 from gruppetto.runs.folder import RunFolder
-from gruppetto.runs.parts import Parts
+from gruppetto.runs.parts import Parts, crosses
 from gruppetto.runs.progress import Progress
 from gruppetto.trace import (
     EndRow,
     EvaluationRow,
     EventRow,
     FailureRow,
+    GammaRow,
     MessageDigest,
     Row,
     TraceWriter,
@@ -65,6 +69,7 @@ class Tally:
         self.coordinator = coordinator
         self.events = MessageDigest()
         self.commands = MessageDigest()
+        self.account = Account()
         self.num_events = 0
         self.time = 0.0
         #: lease -> (learner, mini-batch) while it is open or held.
@@ -78,6 +83,7 @@ class Tally:
         self.time = time
         self.num_events += 1
         self.events.add(event, encoded)
+        self.account.count(event, commands)
         for command in commands:
             self.commands.add(command)
         if isinstance(event, GradientPushed) and event.lease in self.work:
@@ -94,6 +100,8 @@ class Tally:
                 self.work[command.lease] = (command.learner, command.mini_batch)
             elif isinstance(command, Cancel):
                 self.work.pop(command.lease, None)
+            elif isinstance(command, Discard) and command.reason == TOO_STALE:
+                del self.work[command.lease], self._losses[command.lease]
 
     def settle(self, update: ApplyUpdate) -> tuple[list[int], list[float]]:
         """Learner and loss of each contribution; they are forgotten."""
@@ -139,6 +147,7 @@ class Journal:
         self._engine_state = engine_state
         self.tally = Tally(parts.coordinator)
         self.evaluations: list[EvaluationRow] = []
+        self.gammas: list[GammaRow] = []
         self.target_reached_at: float | None = None
         self.train_loss: float | None = None
         self._loss_sum = 0.0
@@ -206,8 +215,7 @@ class Journal:
     def _crosses(self, update: ApplyUpdate, epochs: float) -> bool:
         """Whether the update just applied crossed a multiple of so many epochs."""
         every = epochs * self._parts.mini_batches.samples_per_epoch
-        before = self._samples - sum(c.num_samples for c in update.contributions)
-        return int(self._samples / every) > int(before / every)
+        return crosses(self._samples, update.contributions, every)
 
     def _after_update(self, update: ApplyUpdate, time: float) -> None:
         coordinator = self._parts.coordinator
@@ -234,9 +242,11 @@ class Journal:
                 discarded=coordinator.num_discarded,
                 given_up=coordinator.ledger.num_given_up,
                 dropped=coordinator.ledger.num_dropped,
+                effective_rate=applied.effective_rate,
             ),
             is_urgent=False,
         )
+        self._write_gamma(update, time)
         if self._crosses(update, self._settings.evaluate_every):
             self._evaluate()
         self._progress.advance(self._samples, update.version, time)
@@ -297,6 +307,17 @@ class Journal:
                 self.target_reached_at = row.time
             self._engine.request_stop(TARGET)
 
+    def _write_gamma(self, update: ApplyUpdate, time: float) -> None:
+        gamma = self._parts.gamma
+        measured = None if gamma is None else gamma.take()
+        if measured is None:
+            return
+        staleness = [c.staleness for c in update.contributions]
+        changes = list(measured.changes)
+        row = GammaRow(update.version, time, staleness, changes, measured.norm)
+        self.gammas.append(row)
+        self._write(row, is_urgent=False)
+
     def _write_work(self) -> None:
         for row in self._engine.work:
             self._write(row, is_urgent=False)
@@ -345,6 +366,7 @@ class Journal:
         self,
         history: Iterable[tuple[float, Event, Sequence[Command]]],
         evaluations: Sequence[EvaluationRow],
+        gammas: Sequence[GammaRow],
         saved: dict[str, Any],
     ) -> None:
         """Bring a fresh journal to where an interrupted one was."""
@@ -354,7 +376,7 @@ class Journal:
                 if isinstance(command, ApplyUpdate):
                     self.tally.settle(command)
                     self._published_at = time
-        self.evaluations = list(evaluations)
+        self.evaluations, self.gammas = list(evaluations), list(gammas)
         self.train_loss = evaluations[-1].train_loss if evaluations else None
         self._loss_sum, self._loss_samples = saved["loss_sum"], saved["loss_samples"]
         self._wall_before = saved["wall_time"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,15 +15,18 @@ from gruppetto.delays import Constant, KeyedDelays
 from gruppetto.engines.faults import FAULT_PLANS, FaultPlan
 from gruppetto.engines.local.memory import MemoryPlan
 from gruppetto.errors import InvalidSetting
-from gruppetto.protocols import PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
+from gruppetto.protocols import GUARDS, PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
+from gruppetto.protocols.messages import Contribution
 from gruppetto.runs.seconds import load_delay
 from gruppetto.runs.settings import Settings, Target
-from gruppetto.staleness import MODULATIONS
+from gruppetto.staleness import COMPENSATIONS, MODULATIONS
 from gruppetto.training.clipping import CLIPS
+from gruppetto.training.gamma import GammaMeter, GammaServer
 from gruppetto.training.learner import Learner
 from gruppetto.training.mini_batches import MiniBatches
 from gruppetto.training.optimizers import OptimizerFactory, Schedule
-from gruppetto.training.randomness import keep_global_randomness
+from gruppetto.training.randomness import Stream, keep_global_randomness
+from gruppetto.training.sample import FixedSample
 from gruppetto.training.server import Server, Updating
 from gruppetto.training.task import Task
 
@@ -33,12 +36,15 @@ __all__ = [
     "build_coordinator",
     "build_parts",
     "count_mini_batches",
+    "crosses",
     "predict_local_memory",
     "predict_memory",
     "prepared_torch",
 ]
 
 _GIB = 2**30
+#: Weights and gradient of the replica that γ is measured with, and the two that are compared.
+_GAMMA_VECTORS = 4
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,13 @@ class Parts:
     delays: KeyedDelays
     faults: FaultPlan | None
     target: Target | None
+    #: Measures γ, where that is asked for.
+    gamma: GammaServer | None = None
+
+    @property
+    def updated(self) -> Server | GammaServer:
+        """What engines hand updates to: the server, behind what measures γ if that is asked for."""
+        return self.server if self.gamma is None else self.gamma
 
     @property
     def has_delays(self) -> bool:
@@ -76,7 +89,7 @@ class Parts:
         protocols: list[Protocol] = [PROTOCOLS.parse(self.settings.protocol)]
         if self.settings.warmup is not None:
             protocols.append(Hardsync())
-        return max(protocol.num_to_wait(self.settings.learners) for protocol in protocols)
+        return max(protocol.most_held(self.settings.learners) for protocol in protocols)
 
 
 @contextmanager
@@ -129,6 +142,7 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
         schedule=ingredients.schedule,
         clip=None if settings.clip is None else CLIPS.parse(settings.clip),
         modulation=modulation,
+        compensation=COMPENSATIONS.parse(settings.compensation),
         rate_scale=settings.rate_scale,
     )
     server = Server(
@@ -141,6 +155,7 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
     )
     # A warm-up's hardsync may hold more than the protocol after it.
     protocols = [protocol] if settings.warmup is None else [Hardsync(), protocol]
+    gamma = _build_gamma(settings, server, mini_batches, device)
     _check_memory(settings, protocols, server)
     target = None if settings.target is None else Target(settings.target)
     # A metric that does not exist is better known before the first epoch.
@@ -149,15 +164,20 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
     learner = Learner(task, server.replica(), server.layout, mini_batches, settings.seed, device)
     per_epoch = mini_batches.per_epoch
     total = None if settings.epochs is None else count_mini_batches(settings.epochs, per_epoch)
+    coordinator = build_coordinator(settings, total, per_epoch)
+    if gamma is not None:
+        every = settings.evaluate_every * mini_batches.samples_per_epoch
+        gamma.is_due = lambda update: crosses(coordinator.num_samples_applied, update, every)
     return Parts(
         settings=settings,
-        coordinator=build_coordinator(settings, total, per_epoch),
+        coordinator=coordinator,
         server=server,
         learner=learner,
         mini_batches=mini_batches,
         delays=delays,
         faults=None if settings.faults is None else FAULT_PLANS.parse(settings.faults),
         target=target,
+        gamma=gamma,
     )
 
 
@@ -186,7 +206,20 @@ def build_coordinator(
         max_attempts=settings.max_attempts,
         max_given_up=settings.max_given_up,
         warmup_mini_batches=warmup,
+        guard=GUARDS.parse(settings.guard),
     )
+
+
+def crosses(samples: int, contributions: Iterable[Contribution], every: float) -> bool:
+    """Whether an update's samples crossed a multiple of so many.
+
+    Args:
+        samples: applied, those of the update included.
+        contributions: of the update.
+        every: samples from one multiple to the next.
+    """
+    before = samples - sum(c.num_samples for c in contributions)
+    return int(samples / every) > int(before / every)
 
 
 def count_mini_batches(epochs: float, per_epoch: int) -> int:
@@ -195,32 +228,53 @@ def count_mini_batches(epochs: float, per_epoch: int) -> int:
     return max(1, math.ceil(epochs * per_epoch - 1e-9))
 
 
-def predict_memory(protocol: Protocol, num_learners: int, vector_bytes: int) -> int:
+def predict_memory(
+    protocol: Protocol, num_learners: int, vector_bytes: int, num_more: int = 0
+) -> int:
     """Bytes that weights and gradients of a virtual run take at most, roughly.
 
     One vector for each of: the server's weights, its replica and the learner's, two of optimizer
     state (Adam's), the newest version, and K held gradients with one being computed and one being
     summed. In the cells that go on, also the version of each learner and of each held gradient.
+    ``num_more`` vectors are compensation's.
     """
-    k = protocol.num_to_wait(num_learners)
-    vectors = 6 + k + 2
+    k = protocol.most_held(num_learners)
+    vectors = 6 + k + 2 + num_more
     if not protocol.cell.cancels:
         vectors += num_learners + k
     return vectors * vector_bytes
 
 
 def predict_local_memory(
-    protocol: Protocol, num_learners: int, vector_bytes: int, num_snapshots: int
+    protocol: Protocol,
+    num_learners: int,
+    vector_bytes: int,
+    num_snapshots: int,
+    *,
+    keeps_past: bool = False,
+    num_more: int = 0,
 ) -> int:
     """Bytes that weights and gradients of a run with real processes take at most, roughly.
 
     Two vectors for each learner's own (weights and gradients), four for the server's (weights, two
     of optimizer state, one being summed), what they share, and the snapshots that wait for their
-    evaluation.
+    evaluation. ``keeps_past``: held gradients keep the version they were computed on; ``num_more``
+    vectors are compensation's.
     """
-    plan = MemoryPlan.for_run(num_learners, protocol.num_to_wait(num_learners))
+    plan = MemoryPlan.for_run(num_learners, protocol.most_held(num_learners), keeps_past)
     shared = plan.num_versions + plan.num_gradients
-    return (2 * num_learners + 4 + shared + num_snapshots) * vector_bytes
+    return (2 * num_learners + 4 + shared + num_snapshots + num_more) * vector_bytes
+
+
+def _build_gamma(
+    settings: Settings, server: Server, mini_batches: MiniBatches, device: torch.device
+) -> GammaServer | None:
+    if not settings.measure_gamma:
+        return None
+    task, size, seed = server.task, settings.measure_gamma, settings.seed
+    sample = FixedSample(task, mini_batches, size, seed, Stream.GAMMA, device)
+    meter = GammaMeter(task, server.replica(), server.layout, sample, device)
+    return GammaServer(server, meter)
 
 
 def _num_snapshots(settings: Settings) -> int:
@@ -231,11 +285,17 @@ def _num_snapshots(settings: Settings) -> int:
 
 def _check_memory(settings: Settings, protocols: list[Protocol], server: Server) -> None:
     size, learners = server.weights.num_bytes, settings.learners
+    more = COMPENSATIONS.parse(settings.compensation).num_vectors
+    if settings.measure_gamma:
+        more += _GAMMA_VECTORS
     if settings.engine == "virtual":
-        need = max(predict_memory(protocol, learners, size) for protocol in protocols)
+        need = max(predict_memory(protocol, learners, size, more) for protocol in protocols)
     else:
-        kept = _num_snapshots(settings)
-        need = max(predict_local_memory(p, learners, size, kept) for p in protocols)
+        kept, past = _num_snapshots(settings), server.needs_past or settings.measure_gamma > 0
+        need = max(
+            predict_local_memory(p, learners, size, kept, keeps_past=past, num_more=more)
+            for p in protocols
+        )
     if settings.memory is not None:
         limit, source = settings.memory * _GIB, "memory"
     else:

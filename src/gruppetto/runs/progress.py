@@ -28,18 +28,20 @@ def announce(settings: Settings) -> None:
     why = ""
     if settings.modulation_is_default and settings.modulation != "none":
         why = " (the default of asynchronous protocols; modulation none turns it off)"
-    after, shared, scaled = "", "", ""
+    after, shared, scaled, changed = "", "", "", ""
     if settings.warmup is not None:
         after = f" after warm-up {settings.warmup}"
     if settings.scale_batch is not None:
         shared = f" ({settings.scale_batch})"
     if settings.scale_lr is not None:
         scaled = f" with its rate times {settings.rate_scale:.4g} ({settings.scale_lr})"
+    if settings.compensation != "none":
+        changed = f", compensation {settings.compensation}"
     standard_error().print(
         f"{settings.task}: {settings.protocol}{after}, {settings.learners} learners, "
         f"mini-batches of {settings.batch_size}{shared}, "
         f"optimizer {settings.optimizer or 'as given'}{scaled}, "
-        f"modulation {settings.modulation}{why}",
+        f"modulation {settings.modulation}{why}{changed}",
         markup=False,
     )
 

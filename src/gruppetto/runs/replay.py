@@ -13,6 +13,7 @@ from gruppetto.errors import (
     ImpossibleEvent,
     InvalidSetting,
     ReplayMismatch,
+    TaskError,
     TraceError,
 )
 from gruppetto.protocols.messages import (
@@ -24,6 +25,7 @@ from gruppetto.runs.evaluation import evaluate_version, finite_or_none
 from gruppetto.runs.execute import summarise
 from gruppetto.runs.folder import RunFolder, versions_here
 from gruppetto.runs.journal import Tally
+from gruppetto.runs.measuring import progress_loss
 from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.start import recall
@@ -44,6 +46,7 @@ _RECORDED = (
     "expected_update_time",
     "evaluation_time",
     "learners_restarted",
+    "gamma",
 )
 
 
@@ -117,9 +120,10 @@ def replay(
         error: str | None = None
         with bar:
             try:
-                engine = ReplayEngine(parts.server, parts.learner, _events(trace))
+                measure = progress_loss(parts)
+                engine = ReplayEngine(parts.server, parts.learner, _events(trace), measure)
                 engine.run(parts.coordinator, journal)
-            except (ImpossibleEvent, ReplayMismatch) as impossible:
+            except (ImpossibleEvent, ReplayMismatch, TaskError) as impossible:
                 error = str(impossible)
         metrics: dict[str, float | None] = {}
         version = parts.coordinator.version

@@ -11,7 +11,7 @@ from gruppetto.errors import RunFolderError
 from gruppetto.protocols.messages import Command, Event, LearnerJoined, LearnerLost
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts
-from gruppetto.trace import EvaluationRow, read_trace
+from gruppetto.trace import EvaluationRow, GammaRow, read_trace
 
 __all__ = ["Saved", "read_saved"]
 
@@ -27,6 +27,7 @@ class Saved:
     #: (run time, event, commands), in order.
     history: list[tuple[float, Event, list[Command]]]
     evaluations: list[EvaluationRow]
+    gammas: list[GammaRow]
 
     @property
     def time(self) -> float:
@@ -69,4 +70,4 @@ def read_saved(
     if parts.coordinator.finished is not None:
         raise RunFolderError(f"{folder.path} is complete ({parts.coordinator.finished})")
     parts.server.load(tensors, plain["server"])
-    return Saved(row, tensors, plain, history, trace.evaluations)
+    return Saved(row, tensors, plain, history, trace.evaluations, trace.gammas)

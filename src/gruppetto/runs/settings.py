@@ -89,10 +89,15 @@ class Settings(BaseModel):
     modulation: str = "none"
     #: Nobody chose it: it is what the protocol gets unless told otherwise.
     modulation_is_default: bool = False
+    compensation: str = "none"
     clip: str | None = None
     on_late: Literal["requeue", "drop"] = "requeue"
     max_attempts: int = Field(3, ge=1)
     max_given_up: int = Field(0, ge=0)
+    #: When losses end a run as diverged. Off where nothing says so: runs of before had none.
+    guard: str = "off"
+    #: Samples on which γ is measured at evaluations; 0: not.
+    measure_gamma: int = Field(0, ge=0)
     faults: str | None = None
     evaluate: Literal["live", "deferred", "off"] = "live"
     #: Epochs between evaluations.

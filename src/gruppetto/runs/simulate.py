@@ -19,10 +19,11 @@ import numpy.typing as npt
 from gruppetto.delays import DELAYS, Delay, KeyedDelays
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, Cell, Protocol
+from gruppetto.protocols.bounded import UNBOUNDED
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.seconds import load_delay
 from gruppetto.theory.runtime import update_time
-from gruppetto.theory.timing import Timing, simulate_counting
+from gruppetto.theory.timing import Timing, check_simulated, simulate_counting
 
 __all__ = ["simulate_all", "swept_protocols"]
 
@@ -109,7 +110,7 @@ def simulate_all(
         for protocol, num_learners in dict.fromkeys(pairs)
     ]
     for case in cases:
-        case.protocol.check(case.num_learners)
+        check_simulated(case.protocol, case.num_learners)
         case.delays(seed)
     jobs = [updates * case.jobs_per_update for case in cases]
     if progress is None and repeats * sum(jobs) < _MANY_JOBS:
@@ -161,8 +162,9 @@ def _record(
         "expected_is": expected.kind,
         "expected_why": expected.why,
         "cell": _cell_name(case.protocol.cell),
+        "is_bounded": case.protocol.bound is not UNBOUNDED,
         "k": case.protocol.num_to_wait(case.num_learners),
-        "cancelled_time_fraction": _cancelled_share(case, seeds[0]),
+        "cancelled_time_fraction": _cancelled_share(case, seeds[0], timings),
         "staleness_histogram": _pooled(histograms),
         "delay": DELAYS.format(case.law),
         "delays": {str(learner): DELAYS.format(law) for learner, law in case.own.items()},
@@ -186,16 +188,18 @@ def _pooled(histograms: Sequence[npt.NDArray[np.int64]]) -> list[int]:
     return [int(count) for count in total]
 
 
-def _cancelled_share(case: _Case, seed: int) -> float:
-    """Share of the learners' time that goes into mini-batches that are cancelled.
+def _cancelled_share(case: _Case, seed: int, timings: Sequence[Timing]) -> float:
+    """Share of the learners' time that goes into mini-batches that are cancelled, or discarded.
 
+    Under a bound it is what the simulations counted.
     In k-sync each of the P - K that are cancelled has computed from one update to the next. In
     k-batch-sync the rest is what did not go into the K applied, estimated from updates of its own.
     """
     cell, p = case.protocol.cell, case.num_learners
     k = case.protocol.num_to_wait(p)
     if not cell.cancels:
-        return 0.0
+        shares = [t.lost_time / (p * t.total_time) for t in timings if t.total_time > 0.0]
+        return statistics.median(shares or [0.0])
     if cell.distinct:
         return (p - k) / p
     rng = np.random.default_rng(seed)

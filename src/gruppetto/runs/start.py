@@ -17,6 +17,7 @@ from gruppetto.runs.evaluation import AtOnce, choose_evaluation
 from gruppetto.runs.execute import Run, conclude, history_of, stopping_on_signals
 from gruppetto.runs.folder import RunFolder, new_folder
 from gruppetto.runs.journal import Journal, Listener
+from gruppetto.runs.measuring import measuring_of
 from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
 from gruppetto.runs.progress import Progress, announce
 from gruppetto.runs.saved import Saved, read_saved
@@ -201,12 +202,13 @@ def _run_virtually(
 ) -> Run:
     settings = parts.settings
     engine = VirtualEngine(
-        parts.server,
+        parts.updated,
         parts.learner,
         parts.delays,
         settings.learners,
         max_time=settings.max_time,
         faults=parts.faults,
+        measuring=measuring_of(parts, folder),
     )
 
     def engine_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -223,7 +225,7 @@ def _run_virtually(
             versions = unpack_versions(numbers, saved.tensors, device)
             told = ((event, commands) for _, event, commands in saved.history)
             engine.restore(told, versions, saved.plain["newest"])
-            journal.resume(saved.history, saved.evaluations, saved.plain)
+            journal.resume(saved.history, saved.evaluations, saved.gammas, saved.plain)
         with stopping_on_signals(engine.request_stop):
             result = conclude(parts, engine, journal, folder)
     finally:

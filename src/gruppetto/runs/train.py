@@ -12,7 +12,7 @@ from torch import Tensor
 from gruppetto.delays import DELAYS, Delay
 from gruppetto.engines.faults import FAULT_PLANS
 from gruppetto.errors import InvalidSetting, TaskError
-from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol
+from gruppetto.protocols import GUARDS, PROTOCOLS, WARMUPS, Protocol, with_bound
 from gruppetto.runs.execute import Run
 from gruppetto.runs.local import start_early
 from gruppetto.runs.parts import Ingredients
@@ -20,7 +20,14 @@ from gruppetto.runs.seconds import load_delay
 from gruppetto.runs.settings import Settings, read_settings
 from gruppetto.runs.start import start_run
 from gruppetto.spec import Registry
-from gruppetto.staleness import BATCH_SCALINGS, MODULATIONS, RATE_SCALINGS, Modulation
+from gruppetto.staleness import (
+    BATCH_SCALINGS,
+    COMPENSATIONS,
+    MODULATIONS,
+    RATE_SCALINGS,
+    Compensation,
+    Modulation,
+)
 from gruppetto.trace import Row
 from gruppetto.training.clipping import CLIPS
 from gruppetto.training.optimizers import OptimizerFactory, OptimizerSpec, Schedule, parse_optimizer
@@ -43,6 +50,7 @@ def train(
     epochs: float | None = None,
     optimizer: OptimizerFactory | str | None = None,
     modulation: Modulation | str | None = None,
+    compensation: Compensation | str | None = None,
     delay: Delay | str | None = None,
     delays: Mapping[int, Delay | str] | None = None,
     schedule: Schedule | None = None,
@@ -66,6 +74,8 @@ def train(
             the model. Default: the task's.
         modulation: what a late gradient is worth. Default: ``inverse-mean:cap=true`` for
             asynchronous protocols, ``none`` for the others.
+        compensation: how a late gradient is changed: ``"dc-asgd"`` or ``DelayCompensation()``.
+            Default: not at all.
         delay: how long a mini-batch takes, in virtual seconds. Default: always 1.
         delays: learner -> a law of its own.
         schedule: learning-rate schedule, from :func:`gruppetto.schedule`.
@@ -75,8 +85,9 @@ def train(
         progress: show a bar on standard error. Default: when that is a terminal. False also
             keeps back the line that says what runs.
         **settings: ``updates``, ``max_time``, ``target``, ``clip``, ``on_late``,
-            ``max_attempts``, ``max_given_up``, ``warmup``, ``scale_lr``, ``scale_batch``,
-            ``faults``, ``evaluate``, ``evaluate_every``,
+            ``max_attempts``, ``max_given_up``, ``max_staleness``, ``on_stale``, ``warmup``,
+            ``scale_lr``, ``scale_batch``,
+            ``guard``, ``measure_gamma``, ``faults``, ``evaluate``, ``evaluate_every``,
             ``recalibrate_bn``, ``seed``, ``threads``, ``device``, ``memory``; see
             :class:`Settings`.
 
@@ -97,6 +108,7 @@ def train(
         epochs=epochs,
         optimizer=optimizer,
         modulation=modulation,
+        compensation=compensation,
         delay=delay,
         delays=delays or {},
         schedule=schedule,
@@ -132,17 +144,20 @@ def plan_run(
         raise TaskError(f"task: expected a Task or its name, got {type(loaded).__name__}")
     values["task"] = resolve_task(task) if isinstance(task, str) else loaded.name
     values["task_is_reference"] = isinstance(task, str)
-    values["protocol"] = PROTOCOLS.format(PROTOCOLS.parse(given["protocol"]))
+    values["protocol"] = _protocol(values)
     if "modulation" not in values:
         cancels = PROTOCOLS.parse(values["protocol"]).cell.cancels
         values["modulation"] = "none" if cancels else SAFE_MODULATION
         values["modulation_is_default"] = True
+    values.setdefault("guard", "loss")
     registries: list[tuple[str, Registry[Any]]] = [
         ("modulation", MODULATIONS),
+        ("compensation", COMPENSATIONS),
         ("warmup", WARMUPS),
         ("scale_lr", RATE_SCALINGS),
         ("scale_batch", BATCH_SCALINGS),
         ("clip", CLIPS),
+        ("guard", GUARDS),
         ("faults", FAULT_PLANS),
     ]
     for key, registry in registries:
@@ -168,6 +183,15 @@ def plan_run(
         values["epochs"] = loaded.epochs
     wanted = read_settings(Settings, values)
     return wanted, Ingredients(loaded, factory, schedule, _initial(initial))
+
+
+def _protocol(values: dict[str, Any]) -> str:
+    """The protocol's spec, with the bound that is given beside it; the bound's keys are taken."""
+    protocol = PROTOCOLS.parse(values["protocol"])
+    s, on_stale = values.pop("max_staleness", None), values.pop("on_stale", None)
+    if s is not None and (isinstance(s, bool) or not isinstance(s, int)):
+        raise InvalidSetting(f"max staleness: expected a whole number, got {s!r}")
+    return PROTOCOLS.format(with_bound(protocol, s, on_stale))
 
 
 def _find_task(task: Task | str, values: Mapping[str, Any]) -> Task:

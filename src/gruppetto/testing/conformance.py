@@ -10,9 +10,10 @@ declares in class attributes. Needs pytest.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import pytest
 import torch
@@ -22,7 +23,13 @@ import gruppetto as gp
 from gruppetto.engines.base import Engine
 from gruppetto.errors import Diverged, RunFailed, TooManyGivenUp
 from gruppetto.protocols import PROTOCOLS
-from gruppetto.protocols.messages import GradientFailed, GradientPushed, StopRequested
+from gruppetto.protocols.adaptive import Over
+from gruppetto.protocols.messages import (
+    GradientFailed,
+    GradientPushed,
+    ProgressMeasured,
+    StopRequested,
+)
 from gruppetto.runs.execute import Run
 from gruppetto.testing.checks import Story, check_accounts, check_trace, tell
 from gruppetto.testing.task import BATCHES_PER_EPOCH, conformance_task, reference
@@ -33,27 +40,48 @@ __all__ = ["EngineConformance", "protocols_for"]
 EPOCHS = 2
 SAMPLES_PER_EPOCH = 44
 TOTAL = EPOCHS * BATCHES_PER_EPOCH
+#: Seconds between measurements of progress, as cases name them; see EngineConformance.interval.
+INTERVAL = 2.0
 HASHES = ("weights_sha256", "state_sha256", "events_sha256", "commands_sha256")
 LEARNERS = (1, 2, 3, 4)
 
 Finished: TypeAlias = Callable[[str, int], Run]
 
 
+#: Each bound on staleness, over cells with and without waiting for distinct learners.
+BOUNDED = (
+    "k-async:k=2,max_staleness=0,on_stale=discard",
+    "async:max_staleness=1,on_stale=discard",
+    "k-async:k=2,max_staleness=0,on_stale=restart",
+    "k-batch-async:k=2,max_staleness=1",
+    "k-async:k=2,max_staleness=1,on_stale=wait",
+    "softsync:n=3,max_staleness=2,on_stale=wait",
+)
+
+
 def protocols_for(learners: int) -> list[str]:
-    """One spec of every registered protocol that so many learners can run."""
+    """One spec of every registered protocol that so many learners can run; bounds with three."""
     k = min(2, learners)
-    numbers = {"k": k, "n": k, "b": learners - 1 if learners < 3 else 1}
+    numbers: dict[str, Any] = {"k": k, "n": k, "b": learners - 1 if learners < 3 else 1}
+    numbers |= {"r": k, "s": 1, "k0": 1, "interval": INTERVAL}
+    # What is over the cells is tried over all of them once.
+    overs = get_args(Over) if learners == 3 else get_args(Over)[-1:]
     specs = []
     for name in PROTOCOLS:
-        keys = ",".join(f"{key}={numbers[key]}" for key in PROTOCOLS.keys_of(name))
-        specs.append(name + (f":{keys}" if keys else ""))
-    return specs
+        fields = PROTOCOLS.keys_of(name).items()
+        needed = [key for key, field in fields if field.default is dataclasses.MISSING]
+        for over in overs if "over" in needed else ("",):
+            keys = ",".join(f"{key}={(numbers | {'over': over})[key]}" for key in needed)
+            specs.append(name + (f":{keys}" if keys else ""))
+    return specs + list(BOUNDED if learners == 3 else ())
 
 
 #: Every registered protocol with every number of learners.
 CASES = [(spec, learners) for learners in LEARNERS for spec in protocols_for(learners)]
 #: One protocol of each cell, with three learners.
 CELLS = ("k-sync:k=2", "k-batch-sync:k=2", "k-async:k=2", "k-batch-async:k=2")
+#: One that adapts K.
+ADAPTIVE = f"adasync:over=k-batch-async,k0=1,interval={INTERVAL}"
 
 
 def _own_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -79,6 +107,8 @@ class EngineConformance:
     loop_is_here: ClassVar[bool] = True
     #: Law of delays that makes gradients arrive out of order; keep its mean short in real time.
     delay: ClassVar[str] = "exponential:mean=1.0"
+    #: Seconds between measurements of progress: a few of those delays.
+    interval: ClassVar[float] = INTERVAL
 
     # ------------------------------------------------------------- running
 
@@ -92,6 +122,9 @@ class EngineConformance:
             "progress": False,
             **settings,
         }
+        if "protocol" in settings:
+            at_pace = f"interval={cls.interval}"
+            chosen["protocol"] = settings["protocol"].replace(f"interval={INTERVAL}", at_pace)
         return gp.train(reference() if task is None else task, out=out, **chosen)
 
     def story(self, run: Run, total: int | None = TOTAL) -> Story:
@@ -138,13 +171,15 @@ class EngineConformance:
     def test_staleness_is_what_the_cell_allows(
         self, finished: Finished, protocol: str, learners: int
     ) -> None:
-        """None where unfinished work is cancelled; with one learner, none anywhere."""
-        run = finished(protocol, learners)
-        if PROTOCOLS.parse(protocol).cell.cancels or learners == 1:
+        """None where unfinished work is cancelled, nor with one learner; at most its bound."""
+        run, rules = finished(protocol, learners), PROTOCOLS.parse(protocol)
+        if rules.cell.cancels or learners == 1:
             assert run.result["max_staleness"] == 0
             assert set(run.staleness) == {0}
-        else:
+        elif not rules.bound.restarts:
             assert run.result["mini_batches_cancelled"] == 0
+        if rules.staleness_limit is not None:
+            assert run.result["max_staleness"] <= rules.staleness_limit
         assert sum(run.staleness.values()) == TOTAL
 
     @pytest.mark.parametrize(("protocol", "learners"), CASES)
@@ -156,6 +191,22 @@ class EngineConformance:
         replayed = gp.replay(run.folder.path, progress=False)
         assert replayed["matches"], replayed["difference"]
         assert [replayed[h] for h in HASHES] == [run.result[h] for h in HASHES]
+
+    @pytest.mark.parametrize(
+        ("protocol", "learners"), [(ADAPTIVE, 3), (ADAPTIVE, 4), (CELLS[0], 3)]
+    )
+    def test_progress_is_measured_where_it_is_asked_for(
+        self, finished: Finished, protocol: str, learners: int
+    ) -> None:
+        """Before the first update, and at most once in an interval; by others never."""
+        story = self.story(finished(protocol, learners))
+        rows = [row for row in story.trace.events if row.type == ProgressMeasured.__name__]
+        if PROTOCOLS.parse(protocol).measures_every is None:
+            assert not rows
+            return
+        assert rows[0].time < story.trace.updates[0].time
+        numbers = [int(row.time / self.interval + 1e-9) for row in rows]
+        assert numbers == sorted(set(numbers))
 
     @pytest.mark.parametrize("protocol", CELLS)
     @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -273,7 +324,7 @@ class EngineConformance:
 
     # -------------------------------------------------- stopping and resuming
 
-    @pytest.mark.parametrize("protocol", CELLS)
+    @pytest.mark.parametrize("protocol", [*CELLS, ADAPTIVE])
     def test_a_callback_stops_the_run_and_it_can_go_on(self, tmp_path: Path, protocol: str) -> None:
         """What is left is counted; resumed, the run ends by its epochs with nothing lost."""
         out = tmp_path / "out"

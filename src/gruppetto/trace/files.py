@@ -19,6 +19,7 @@ from gruppetto.trace.rows import (
     EvaluationRow,
     EventRow,
     FailureRow,
+    GammaRow,
     Row,
     SegmentRow,
     UpdateRow,
@@ -83,6 +84,8 @@ class Trace:
         self.updates: list[UpdateRow] = []
         self.evaluations: list[EvaluationRow] = []
         self.failures: list[FailureRow] = []
+        #: Where γ was measured only.
+        self.gammas: list[GammaRow] = []
         #: Of engines with real processes only.
         self.work: list[WorkRow] = []
         #: None when the run was killed, or is running.
@@ -97,6 +100,8 @@ class Trace:
                 self.updates.append(row)
             case EvaluationRow():
                 self.evaluations.append(row)
+            case GammaRow():
+                self.gammas.append(row)
             case FailureRow():
                 self.failures.append(row)
             case WorkRow():

@@ -19,6 +19,7 @@ __all__ = [
     "EvaluationRow",
     "EventRow",
     "FailureRow",
+    "GammaRow",
     "MessageDigest",
     "Row",
     "SegmentRow",
@@ -86,6 +87,9 @@ class UpdateRow(msgspec.Struct, frozen=True, tag="update", tag_field="kind"):
     discarded: int
     given_up: int
     dropped: int = 0
+    #: α₀ Σ n_i s_i / Σ n_i of the first parameter group: what the gradients counted on average,
+    #: whether the factors scaled the rate or the gradients. None in traces of before.
+    effective_rate: float | None = None
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, tag="evaluation", tag_field="kind"):
@@ -100,6 +104,21 @@ class EvaluationRow(msgspec.Struct, frozen=True, tag="evaluation", tag_field="ki
     train_loss: float | None
     #: None where the value was infinite or not a number.
     metrics: dict[str, float | None]
+
+
+class GammaRow(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind"):
+    """How far staleness moved the gradient, measured just before an update on a fixed sample."""
+
+    #: That the update made; its gradients were applied to the one before.
+    version: int
+    #: When it was published.
+    time: float
+    #: Per contribution, in summation order.
+    staleness: list[int]
+    #: ‖∇F(w_j) − ∇F(w_τ)‖² of each contribution, computed on w_τ and applied to w_j.
+    squared_changes: list[float]
+    #: ‖∇F(w_j)‖².
+    squared_norm: float
 
 
 class FailureRow(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
@@ -125,9 +144,10 @@ class WorkRow(msgspec.Struct, frozen=True, tag="work", tag_field="kind"):
     outcome: str
     #: Run time at which the answer reached the server.
     time: float
-    #: From the learner's answer before this one (or its start) to this lease's arrival.
+    #: Since the learner had nothing left to do, until this lease was given or, where no delay is
+    #: injected, until it arrived.
     waiting: float
-    #: Injected delay, as far as it was slept through.
+    #: Injected delay, until it was over or cancelled.
     delay: float
     #: Waiting for the samples of the mini-batch.
     loading: float
@@ -145,7 +165,9 @@ class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
     commands_sha256: str
 
 
-Row: TypeAlias = SegmentRow | EventRow | UpdateRow | EvaluationRow | FailureRow | WorkRow | EndRow
+Row: TypeAlias = (
+    SegmentRow | EventRow | UpdateRow | EvaluationRow | GammaRow | FailureRow | WorkRow | EndRow
+)
 
 _ENCODER = msgspec.json.Encoder()
 _NAMES: Final = {c: n.encode() for n, c in {**EVENTS, **COMMANDS}.items()}

@@ -31,6 +31,7 @@ from gruppetto.runs.evaluation import (
 from gruppetto.runs.execute import conclude
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import Journal
+from gruppetto.runs.measuring import measuring_of
 from gruppetto.runs.parts import Ingredients, Parts, build_parts
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.saved import read_saved
@@ -133,7 +134,7 @@ def prepare(payload: bytes) -> Prepared:
     ingredients = Ingredients(task, optimizer, content["schedule"], content["initial"])
     # Even for a run on another device: what is shared lies in the CPU's memory.
     parts = _build(settings.model_copy(update={"device": "cpu"}), ingredients)
-    plan = MemoryPlan.for_run(settings.learners, parts.max_held)
+    plan = MemoryPlan.for_run(settings.learners, parts.max_held, parts.updated.needs_past)
     memory = RunMemory(plan, parts.server.packings())
     return Prepared(settings, ingredients, memory, parts if settings.device == "cpu" else None)
 
@@ -190,14 +191,17 @@ def serve(
             stack.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors
         ]
         engine = LocalEngine(
-            parts.server,
+            parts.updated,
             prepared.memory,
             parts.delays if parts.has_delays else None,
             control,
             prepared.settings.learners,
             prepared.settings.max_time,
+            measuring_of(parts, RunFolder(folder)),
         )
         stack.callback(engine.close)
+        if parts.gamma is not None:
+            parts.gamma.standing_still = engine.standing_still
         with _told_how_it_ends(engine):
             _serve(parts, engine, evaluators, RunFolder(folder), is_resumed, is_heard)
 
@@ -248,7 +252,7 @@ def _serve(
     if saved is not None:
         newest = saved.plain["newest"]
         engine.restore(saved.tensors, saved.plain, newest, saved.time, saved.alive(parts))
-        journal.resume(saved.history, saved.evaluations, saved.plain)
+        journal.resume(saved.history, saved.evaluations, saved.gammas, saved.plain)
     try:
         conclude(parts, engine, journal, folder)
     finally:
