@@ -13,9 +13,13 @@ import pytest
 
 import gruppetto as gp
 from gruppetto.cli import _run
+from gruppetto.delays import Constant
 from gruppetto.protocols import PROTOCOLS
 from gruppetto.runs import plan_pilot
+from gruppetto.runs.plan_pilot import Entry
+from gruppetto.runs.plan_race import run_race
 from gruppetto.staleness import RATE_SCALINGS
+from gruppetto.theory.machines import Machines, RunTimes, time_updates
 from gruppetto.theory.planner import Choice, candidates
 
 #: Keys that scripts rely on.
@@ -88,6 +92,8 @@ def test_the_command_it_gives_trains(capsys: pytest.CaptureFixture[str], tmp_pat
     words = ("--delay", "exponential:mean=1", "--learners", "4", "--optimizer", "sgd:lr=0.05")
     command = as_json(capsys, *EASY, *words)["recommendation"]["command"]
     assert "--optimizer sgd:lr=0.05" in command
+    # It finds the target when the pilot runs did.
+    assert "--evaluate-every 0.1" in command
     name, *rest = shlex.split(command)
     assert name == "gruppetto"
     assert _run([*rest, "--updates", "2", "--out", str(tmp_path / "run"), "--json", "--quiet"]) == 0
@@ -148,6 +154,89 @@ def test_other_mini_batches_only_where_their_time_is_known(
     times = {row["batch_size"]: row["update_time"] for row in rows if row["protocol"] == "hardsync"}
     assert times[8] == pytest.approx(0.75 * times[16])
     assert times[32] == pytest.approx(1.5 * times[16])
+
+
+def test_times_to_the_target_are_as_fine_as_evaluations_are() -> None:
+    def updates(every: float | None) -> float | None:
+        """Of hardsync."""
+        found = gp.plan(
+            "digits", delay="constant:value=1", learners=2, target="accuracy=0.8", budget=12,
+            progress=False, evaluate_every=every,
+        )  # fmt: skip
+        return next(row.updates_to_target for row in found.candidates if row.protocol == "hardsync")
+
+    coarse, fine = updates(1.0), updates(None)
+    # An epoch is 1,437 samples by twice 16.
+    assert coarse is not None and coarse > 44.5
+    assert fine is not None and fine < 40
+
+
+class Scripted:
+    """Stands in for training: name of a protocol -> updates that its seeds need."""
+
+    samples_per_epoch = 64
+
+    def __init__(self, updates: dict[str, list[int]], budget: float) -> None:
+        self.updates, self.budget, self.left = updates, budget, budget
+
+    def train(self, entry: Entry, seed: int, limit: float) -> None:
+        need = self.updates[PROTOCOLS.format(entry.choice.protocol)][seed]
+        before = entry.horizon if seed == 0 else 0.0
+        seconds = min(entry.run_times.at(need), limit)
+        self.left -= (seconds - before) * entry.samples_per_second
+        if seconds < limit:
+            entry.updates[seed] = need
+        elif seed == 0:
+            entry.horizon = entry.depth = entry.at_least = limit
+            entry.loss = 1.0
+
+    def drop(self, entry: Entry, seed: int = 0) -> None:
+        pass
+
+
+def race(updates: dict[str, list[int]], budget: float) -> dict[str, Entry]:
+    """All of P = 8, each update a second and of 8 samples for every mini-batch."""
+    machines = Machines(Constant(value=1.0), {}, 8)
+    entries = {}
+    for name in updates:
+        choice = Choice(PROTOCOLS.parse(name), 8, 1.0)
+        update = time_updates(choice.protocol, machines)
+        run_times = RunTimes(choice.protocol, machines, update.seconds)
+        samples = 8.0 * choice.protocol.num_to_wait(8)
+        entries[name] = Entry(choice, machines, update, run_times, samples)
+    run_race(list(entries.values()), Scripted(updates, budget))  # type: ignore[arg-type]
+    return entries
+
+
+def test_who_was_out_comes_back_when_others_were_lucky() -> None:
+    lucky = [10] * 4 + [30] * 20
+    found = race(
+        {"hardsync": [60] * 24, "k-sync:k=4": lucky, "k-sync:k=5": lucky, "k-sync:k=6": [15] * 24},
+        1e6,
+    )
+    assert min(found, key=lambda name: found[name].center) == "k-sync:k=6"
+    assert len(found["k-sync:k=6"].updates) > 4
+    # What nobody takes for the best is not repeated more than it must be.
+    assert len(found["hardsync"].updates) == 4
+
+
+def test_seeds_go_to_those_that_may_be_the_best() -> None:
+    close = {"hardsync": [40] * 24, "k-sync:k=4": [20] * 24, "k-sync:k=5": [20, 21] * 12}
+    rest = {f"k-sync:k={k}": [35] * 24 for k in (1, 2, 3, 6, 7)}
+    found = race({**close, **rest}, 1e6)
+    assert len(found["k-sync:k=4"].updates) == len(found["k-sync:k=5"].updates) == 24
+    assert all(len(found[name].updates) <= 4 for name in rest)
+    # The budget ends it.
+    poor = race({**close, **rest}, 20_000.0)
+    assert 1 <= len(poor["k-sync:k=4"].updates) < 24
+
+
+def test_a_run_that_takes_too_long_counts_as_that_long() -> None:
+    slow_once = [20, 1000, 20] + [20] * 21
+    found = race({"hardsync": [25] * 24, "k-sync:k=4": slow_once}, 1e6)
+    times = found["k-sync:k=4"].times
+    assert found["k-sync:k=4"].num_cut == 1
+    assert max(times) == times[1] == pytest.approx(4 * 20.0, rel=0.1)
 
 
 def test_rudras_rule_becomes_a_setting_of_train() -> None:
@@ -211,7 +300,8 @@ def test_measured_times_that_no_family_fits(
     assert found["delay"]["spec"] == "empirical"
     assert "the measured times themselves" in " ".join(found["delay"]["warnings"])
     command = found["recommendation"]["command"]
-    assert "--delay" not in command and "--engine" not in command  # his machines, not ours
+    # His machines, not ours: nor do they evaluate ten times an epoch unasked.
+    assert not {"--delay", "--engine", "--evaluate-every"} & set(command.split())
 
 
 def test_a_run_that_was_cut_off_will_do(traced: Path, tmp_path: Path) -> None:

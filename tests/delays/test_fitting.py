@@ -263,14 +263,14 @@ def test_learners_that_differ_though_the_slow_ones_are_cancelled() -> None:
     is_whole = drawn <= ends[:, None]
     whole = {n: drawn[is_whole[:, n], n] for n in range(8)}
     cut = {n: ends[~is_whole[:, n]] for n in range(8)}
-    assert any("learner 2 takes" in warning for warning in departures(whole, cut))
-    assert not any("learners differ" in warning for warning in departures(whole, {}))
+    assert any("learner 2 takes" in warning for warning in departures(whole, cut).sentences)
+    assert not any("learners differ" in warning for warning in departures(whole, {}).sentences)
 
 
 def test_a_learner_that_is_always_cancelled() -> None:
     """It takes longer than anybody can tell."""
     times = times_of(Exponential(1.0), 0, 3, 100)
-    (warning,) = departures(times, {3: np.full(100, 2.0)})
+    (warning,) = departures(times, {3: np.full(100, 2.0)}).sentences
     assert "learner 3 takes inf s on average" in warning
 
 
@@ -279,7 +279,7 @@ def test_times_that_drift() -> None:
     times = {n: x * np.linspace(1.0, 1.2, x.size) for n, x in times_of(Gamma(9.0, 0.1), 0).items()}
     warning = found_in(times)
     assert warning.startswith("times drift: the median is 0.")
-    assert len(departures(times, {})) == 1  # a drift alone is no dependence
+    assert len(departures(times, {}).sentences) == 1  # a drift alone is no dependence
 
 
 def test_times_that_depend_on_the_last() -> None:
@@ -295,7 +295,8 @@ def test_times_that_depend_on_the_last() -> None:
         warning = found_in(times)
         assert warning.startswith("a learner's times depend on the ones before: correlation")
         assert consequence in warning
-        assert len(departures(times, {})) == 1  # rows of slow ones are no difference, and no drift
+        # Rows of slow ones are no difference, and no drift.
+        assert len(departures(times, {}).sentences) == 1
 
 
 def test_too_few_times() -> None:
@@ -311,7 +312,7 @@ def test_a_difference_of_no_consequence_is_not_told() -> None:
     times = times_of(Gamma(100.0, 0.01), 0, 4, 4000)
     times[0] = times[0] * 1.02
     times = {n: x * np.linspace(1.0, 1.02, x.size) for n, x in times.items()}
-    assert departures(times, {}) == []
+    assert departures(times, {}).sentences == ()
 
 
 @pytest.mark.parametrize("law", [Exponential(2.0), Pareto(1.5, 1.0)], ids=DELAYS.format)
@@ -322,9 +323,9 @@ def test_false_alarms_are_rare(law: Delay) -> None:
     """
     alarms: Counter[str] = Counter()
     for seed in range(60):
-        alarms["whole"] += bool(departures(times_of(law, seed), {}))
-        alarms["few"] += bool(departures(times_of(law, seed, 16, 20), {}))
-        alarms["k-sync"] += bool(departures(*k_sync(law, seed)))
+        alarms["whole"] += bool(departures(times_of(law, seed), {}).sentences)
+        alarms["few"] += bool(departures(times_of(law, seed, 16, 20), {}).sentences)
+        alarms["k-sync"] += bool(departures(*k_sync(law, seed)).sentences)
     assert max(alarms.values()) <= 1
 
 

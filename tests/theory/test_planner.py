@@ -10,17 +10,21 @@ from gruppetto.delays import DELAYS, Constant, Delay, Empirical, Exponential, Ke
 from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import PROTOCOLS, Async, Hardsync, KAsync, KBatchSync, KSync
 from gruppetto.theory import update_time
+from gruppetto.theory.machines import (
+    Machines,
+    RunTimes,
+    scaled_law,
+    slowest_ratio,
+    time_updates,
+)
 from gruppetto.theory.planner import (
     Choice,
-    Machines,
     candidates,
     center_and_band,
     decide,
     floor_ratio,
+    may_be_best,
     pooled_spread,
-    scaled_law,
-    slowest_ratio,
-    time_updates,
 )
 from gruppetto.theory.timing import simulate
 
@@ -28,6 +32,7 @@ EXAMPLES = [
     "constant:value=2", "exponential:mean=2", "shifted-exponential:shift=1,mean=2",
     "pareto:shape=2.5,scale=1", "uniform:low=1,high=2", "lognormal:median=1,sigma=0.5",
     "gamma:shape=2,scale=3", "weibull:shape=2,scale=3", "bimodal:fast=1,slow=5,p_slow=0.2",
+    "regimes:fast=1,slow=5,jobs=20",
 ]  # fmt: skip
 
 
@@ -112,6 +117,40 @@ def test_what_other_measurements_might_have_said_makes_the_band() -> None:
     assert 0.9 * per_mean < low < per_mean < high < 1.2 * per_mean
 
 
+@pytest.mark.parametrize("name", ["hardsync", "k-async:k=3", "k-batch-sync:k=6"])
+def test_a_run_of_many_updates_takes_the_mean_of_each(name: str) -> None:
+    protocol, machines = (
+        PROTOCOLS.parse(name),
+        Machines(DELAYS.parse("gamma:shape=2,scale=1"), {}, 4),
+    )
+    mean = time_updates(protocol, machines).seconds
+    run_times = RunTimes(protocol, machines, mean, seed=500)
+    assert run_times.at(400) == pytest.approx(400 * mean, rel=0.02)
+    # Beyond what is simulated, too, and without a step.
+    far = [run_times.at(n) for n in (100_000, 100_001, 200_000)]
+    assert far[1] - far[0] == pytest.approx(mean)
+    assert far[2] == pytest.approx(200_000 * mean, rel=0.02)
+    for n in (1, 2, 31, 32, 33, 399, 150_000):
+        assert run_times.count(run_times.at(n)) == n
+
+
+def test_a_short_run_under_heavy_tails_takes_less_than_the_mean_of_each() -> None:
+    machines = Machines(DELAYS.parse("pareto:shape=1.2,scale=1"), {}, 8)
+    mean = time_updates(Hardsync(), machines).seconds
+    run_times = RunTimes(Hardsync(), machines, mean, seed=500)
+    keyed = [machines.keyed(seed) for seed in range(201)]
+    logs = [math.log(simulate(Hardsync(), delays, 8, 20).total_time) for delays in keyed]
+    assert run_times.at(20) == pytest.approx(math.exp(sum(logs) / len(logs)), rel=0.25)
+    assert run_times.at(20) < 0.7 * 20 * mean
+
+
+def test_the_first_updates_are_those_of_learners_that_all_start_at_once() -> None:
+    machines = Machines(Constant(value=3.0), {}, 4)
+    run_times = RunTimes(Async(), machines, 0.75)
+    assert [round(run_times.at(n), 6) for n in (1, 4, 5, 8)] == [3.0, 3.0, 6.0, 6.0]
+    assert run_times.count(3.0) == 1 and run_times.count(3.1) == 5
+
+
 def test_the_floor_is_relative_to_hardsync() -> None:
     hardsync = Choice(Hardsync(), 16, 1.0)
     assert floor_ratio(hardsync, hardsync, 8, 1.0) == 1.0
@@ -140,6 +179,18 @@ def test_a_band_narrows_with_seeds_and_widens_with_the_time_per_update() -> None
     assert pooled_spread([[1.0] * 50]) < 0.1 < 0.5 < pooled_spread([[1.0, 4.0] * 20])
 
 
+def test_few_seeds_leave_more_choices_that_may_be_best() -> None:
+    def left(num_seeds: int) -> int:
+        return sum(may_be_best([[1.0 + 0.05 * i] * num_seeds for i in range(20)], 0.2))
+
+    assert left(1) > left(4) > left(24) > 1
+    assert may_be_best([[3.0]], 0.2) == [True] and may_be_best([], 0.2) == []
+    # Whoever was measured less may still be the best.
+    assert may_be_best([[1.0] * 16, [1.3] * 16, [1.3]], 0.2) == [True, False, True]
+    # Whatever the unit.
+    assert may_be_best([[60.0] * 16, [78.0] * 16, [78.0]], 0.2) == [True, False, True]
+
+
 HARDSYNC, SYNC = Choice(Hardsync(), 16, 1.0), Choice(KSync(3), 16, 1.0)
 STALE = Choice(KAsync(2), 16, 1.0)
 
@@ -150,7 +201,8 @@ STALE = Choice(KAsync(2), 16, 1.0)
         ((1.0, 1.0, 1.0), 1.1, HARDSYNC),
         ((1.1, 1.0, 1.05), 1.1, HARDSYNC),  # not beyond the bands
         ((1.5, 1.0, 1.05), 1.1, SYNC),
-        ((1.5, 1.04, 1.0), 1.1, SYNC),  # about as fast, and simpler
+        ((1.5, 1.02, 1.0), 1.1, SYNC),  # about as fast, and simpler
+        ((1.5, 1.04, 1.0), 1.1, STALE),
         ((1.5, 1.2, 1.0), 1.1, STALE),
         ((1.5, 1.2, 1.0), 2.0, HARDSYNC),  # too little is known
     ],

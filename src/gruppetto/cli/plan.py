@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 #: Options of ``train`` that pilot runs take, too.
 _PASSED_ON: Final = (
-    "--model", "--data", "--optimizer", "--scale-lr", "--modulation", "--clip", "--evaluate-every",
-    "--recalibrate-bn", "--threads", "--device",
+    "--model", "--data", "--optimizer", "--scale-lr", "--modulation", "--compensation", "--clip",
+    "--evaluate-every", "--recalibrate-bn", "--threads", "--device",
 )  # fmt: skip
+#: What is said of an option here, where that differs from ``train``.
+_HELP: Final = {"--evaluate-every": "Epochs between evaluations of pilot runs.  [0.1]"}
 #: Choices shown.
 _ROWS: Final = 10
 #: Characters that the table needs.
@@ -32,8 +34,9 @@ _WIDTH: Final = 120
 def _passed_on(function: Any) -> Any:
     for option in reversed(OPTIONS):
         if option.flag in _PASSED_ON:
+            text = _HELP.get(option.flag, option.help)
             function = click.option(
-                option.flag, type=option.type, metavar=option.metavar, help=option.help
+                option.flag, type=option.type, metavar=option.metavar, help=text
             )(function)
     return function
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy import special, stats
 from gruppetto.delays.law import Floats
 from gruppetto.delays.survival import scores
 
-__all__ = ["departures"]
+__all__ = ["Departures", "departures"]
 
 #: A false alarm in a thousand, of each test.
 _ALPHA: Final = 1e-3
@@ -29,8 +30,26 @@ _MIN_SERIES: Final = 10
 _MAX_LAG: Final = 5
 
 
-def departures(times: Mapping[int, Floats], censored: Mapping[int, Floats]) -> list[str]:
-    """What speaks against one law for all, in sentences; empty where nothing does.
+@dataclass(frozen=True)
+class Departures:
+    """What speaks against one law for all, each in a sentence; None where nothing does."""
+
+    #: Some learners are slower than others.
+    differ: str | None
+    #: Times grow or shrink.
+    drift: str | None
+    #: A time tells of the next, or of those of other learners.
+    dependence: str | None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Those that there are."""
+        found = (self.differ, self.drift, self.dependence)
+        return tuple(sentence for sentence in found if sentence is not None)
+
+
+def departures(times: Mapping[int, Floats], censored: Mapping[int, Floats]) -> Departures:
+    """What speaks against one law for all.
 
     Args:
         times: learner -> seconds its mini-batches took, in order.
@@ -39,12 +58,11 @@ def departures(times: Mapping[int, Floats], censored: Mapping[int, Floats]) -> l
     series = {n: ranks for n, x in times.items() if (ranks := _ranks(x)) is not None}
     dependence, repetition = _depend(series)
     has_cuts = any(c.size for c in censored.values())
-    found = (
+    return Departures(
         _differ(times, censored, repetition),
         _drift(times, series, repetition, has_cuts),
         dependence,
     )
-    return [sentence for sentence in found if sentence is not None]
 
 
 def _differ(

@@ -67,9 +67,11 @@ class Fit:
     #: How often times drawn from the best family lie farther from it than the measured ones do;
     #: below 0.01 it does not fit. None where there was nothing to test.
     gof_p: float | None
-    #: Seconds, of all learners.
-    _times: Floats = field(repr=False, compare=False)
-    _censored: Floats = field(repr=False, compare=False)
+    #: Some learners are persistently slower than others: one law for all is not enough.
+    learners_differ: bool
+    #: Seconds of whole times, and after which others were cut off, of all learners.
+    times: Floats = field(repr=False, compare=False)
+    censored: Floats = field(repr=False, compare=False)
 
     def resample(self, rng: np.random.Generator) -> Delay:
         """The law of the same kind that other times might have given: a bootstrap.
@@ -78,9 +80,9 @@ class Fit:
         fits the family again. The spread of what follows from such laws is how uncertain it is, as
         far as times are independent.
         """
-        n = self._times.size
-        drawn = rng.integers(n + self._censored.size, size=n + self._censored.size)
-        times, censored = self._times[drawn[drawn < n]], self._censored[drawn[drawn >= n] - n]
+        n = self.times.size
+        drawn = rng.integers(n + self.censored.size, size=n + self.censored.size)
+        times, censored = self.times[drawn[drawn < n]], self.censored[drawn[drawn >= n] - n]
         if times.size < 2:
             return self.law
         if isinstance(self.law, Empirical):
@@ -118,7 +120,8 @@ def fit(
         raise InvalidSetting(
             f"delay fit: expected at least 2 mini-batches that were not cancelled, got {times.size}"
         )
-    warnings = [*_too_little(times, cuts), *departures(by_learner, cut_by_learner)]
+    against = departures(by_learner, cut_by_learner)
+    warnings = [*_too_little(times, cuts), *against.sentences]
     law: Delay | None = estimate_discrete(times, cuts)
     ranking: list[Candidate] = []
     p: float | None = None
@@ -136,7 +139,10 @@ def fit(
             )
             best = None
         law = _empirical(times, cuts) if best is None else best
-    return Fit(law, tuple(ranking), tuple(warnings), times.size, num_censored, p, times, cuts)
+    differ = against.differ is not None
+    return Fit(
+        law, tuple(ranking), tuple(warnings), times.size, num_censored, p, differ, times, cuts
+    )
 
 
 def _read(given: Mapping[int, Floats] | Floats) -> dict[int, Floats]:

@@ -22,11 +22,8 @@ from gruppetto.runs.plan_result import Plan, PlanMaker
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.runs.train import plan_run
-from gruppetto.theory.planner import (
-    UpdateTime,
-    candidates,
-    time_updates,
-)
+from gruppetto.theory.machines import RunTimes, UpdateTime, time_updates
+from gruppetto.theory.planner import candidates
 from gruppetto.training.mini_batches import MiniBatches
 from gruppetto.training.task import Task
 from gruppetto.training.tasks import load_task
@@ -37,8 +34,11 @@ __all__ = ["plan"]
 _BUDGET: Final = 30
 #: ... no more than this. Tasks that take long would take days.
 _MAX_BUDGET: Final = 300.0
-#: Seeds of pilot runs begin here: users' own are seldom so large.
-_PILOT_SEEDS: Final = 7_000_000
+#: Seeds of pilot runs and simulations begin here: users' own are seldom so large.
+_PILOT_SEEDS, _SIMULATED_SEEDS = 7_000_000, 8_000_000
+#: Epochs between evaluations of pilot runs. Virtual time stands still meanwhile, and whole epochs
+#: would be too coarse a clock: a target is often reached in two of them.
+_EVALUATE_EVERY: Final = 0.1
 #: Learners that Rudra's product is kept for: as many as a run has by default.
 _USUAL_LEARNERS: Final = 4
 
@@ -76,8 +76,9 @@ def plan(
             300.
         seed: of everything random in here; pilot runs use none that a user would.
         progress: show how much of the budget is spent. Default: when standard error is a terminal.
-        **settings: ``optimizer``, ``modulation``, ``evaluate_every``, ... as for
-            :func:`gruppetto.train`.
+        **settings: ``optimizer``, ``modulation``, ... as for :func:`gruppetto.train`. Only
+            ``evaluate_every`` has another default, 0.1 epochs: a target counts as reached at the
+            first evaluation that finds it so.
 
     Raises:
         UsageError: something given cannot work.
@@ -117,7 +118,10 @@ def plan(
     entries = _entries(law, size or 1, fixed_share, total, seed)
     named = name if isinstance(name, str) else None
     is_virtual = trace is None or (run is not None and run.engine == "virtual")
-    maker = PlanMaker(law, entries, size, named, base, target, is_virtual)
+    told = dict(base)
+    base.setdefault("evaluate_every", _EVALUATE_EVERY)
+    # Pilot runs evaluate for nothing; machines of somebody's would work for it.
+    maker = PlanMaker(law, entries, size, named, base if is_virtual else told, target, is_virtual)
     if target is None or loaded is None:
         return maker.by_time()
     per_epoch = MiniBatches(loaded, int(base["batch_size"]), seed).samples_per_epoch
@@ -174,9 +178,9 @@ def _task(
 def _told(run: Settings) -> dict[str, Any]:
     """What a run was told about learning, as far as it differs from the defaults."""
     keys = (
-        "model", "data", "optimizer", "modulation", "clip", "on_late", "max_attempts",
-        "max_given_up", "evaluate_every", "recalibrate_bn", "threads", "device", "memory",
-        "scale_lr", "batch_size",
+        "model", "data", "optimizer", "modulation", "compensation", "clip", "on_late",
+        "max_attempts", "max_given_up", "evaluate_every", "recalibrate_bn", "threads", "device",
+        "memory", "scale_lr", "batch_size",
     )  # fmt: skip
     found = {}
     for key in keys:
@@ -194,7 +198,8 @@ def _entries(
     """All choices and their times per update."""
     p = law.machines.num_learners
     others = law.resampled(seed)
-    known: dict[tuple[Any, int], UpdateTime] = {}
+    simulated = _SIMULATED_SEEDS + 1000 * seed
+    known: dict[tuple[Any, int], tuple[UpdateTime, RunTimes]] = {}
     found = []
     for choice in candidates(p, batch_size, fixed_share=fixed_share, total=total):
         share = fixed_share + (1.0 - fixed_share) * choice.batch_size / batch_size
@@ -202,8 +207,10 @@ def _entries(
         key = choice.protocol, choice.batch_size
         if key not in known:
             more = [other.of_size(share) for other in others]
-            known[key] = time_updates(choice.protocol, machines, more, seed=seed)
-        update = known[key]
+            update = time_updates(choice.protocol, machines, more, seed=simulated)
+            run_times = RunTimes(choice.protocol, machines, update.seconds, seed=simulated)
+            known[key] = update, run_times
+        update, run_times = known[key]
         samples = choice.protocol.num_to_wait(p) * choice.batch_size
-        found.append(Entry(choice, machines, update, samples / update.seconds))
+        found.append(Entry(choice, machines, update, run_times, samples / update.seconds))
     return found

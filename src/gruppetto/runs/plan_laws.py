@@ -15,7 +15,7 @@ from gruppetto.errors import InvalidSetting
 from gruppetto.runs.measured import measured_delays
 from gruppetto.runs.seconds import load_delay, read_seconds
 from gruppetto.runs.settings import Settings, read_settings
-from gruppetto.theory.planner import Machines
+from gruppetto.theory.machines import Machines
 from gruppetto.trace.folder import read_config
 
 __all__ = ["Law", "given_law", "law_of_trace"]
@@ -116,7 +116,7 @@ def law_of_trace(
         raise InvalidSetting(f"trace: {path} does not exist; expected a run or a file of seconds")
     p = num_learners if num_learners is not None else 4 if run is None else run.learners
     each: dict[int, Fit] = {}
-    if any(text.startswith("learners differ") for text in common.warnings):
+    if common.learners_differ:
         for learner, times in samples.items():
             if learner < p and times.size >= _ENOUGH:
                 each[learner] = fit({learner: times}, {learner: censored.get(learner, np.empty(0))})
@@ -132,4 +132,4 @@ def _usable(found: Fit) -> Delay:
     """Its law, or the measured times where that has an infinite mean."""
     if math.isfinite(found.law.expectation()):
         return found.law
-    return Empirical.of(found._times)
+    return Empirical.of(found.times)

@@ -21,7 +21,8 @@ from gruppetto.runs.progress import Progress
 from gruppetto.runs.start import resume, start_run
 from gruppetto.runs.train import plan_run
 from gruppetto.staleness import RATE_SCALINGS, SqrtBatch
-from gruppetto.theory.planner import Choice, Machines, UpdateTime, center_and_band
+from gruppetto.theory.machines import Machines, RunTimes, UpdateTime
+from gruppetto.theory.planner import Choice, center_and_band
 from gruppetto.trace import Row, UpdateRow
 from gruppetto.trace.metrics import is_lower_better, parse_target
 from gruppetto.training.task import Task
@@ -36,6 +37,8 @@ class Entry:
     choice: Choice
     machines: Machines
     update: UpdateTime
+    #: When its updates are typically made.
+    run_times: RunTimes
     #: Samples that a second of virtual time applies.
     samples_per_second: float
     #: Seed number -> updates to the target; a run that was stopped is not here.
@@ -60,8 +63,8 @@ class Entry:
 
     @property
     def times(self) -> list[float]:
-        """Seconds to the target, of every seed: updates x expected seconds of an update."""
-        return [self.update.seconds * updates for _, updates in sorted(self.updates.items())]
+        """Seconds to the target, of every seed: those that so many updates typically take."""
+        return [self.run_times.at(updates) for _, updates in sorted(self.updates.items())]
 
     @property
     def center(self) -> float:
@@ -70,8 +73,15 @@ class Entry:
 
     @property
     def cost(self) -> float:
-        """Samples to the target."""
-        return self.center * self.samples_per_second
+        """Samples to the target; infinite where that is not known."""
+        if not self.updates:
+            return math.inf
+        return self.typical_updates * self.samples_per_second * self.update.seconds
+
+    @property
+    def typical_updates(self) -> float:
+        """The geometric mean of updates to the target."""
+        return math.exp(sum(map(math.log, self.updates.values())) / len(self.updates))
 
 
 class Trainer:

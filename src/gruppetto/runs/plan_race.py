@@ -3,7 +3,7 @@
 Successive halving. All choices train with one seed to the same virtual time; the better ones go on
 to twice that time, until a few have reached the target. Whoever then needs more than a multiple of
 their time is stopped. Those that chance alone may keep from being the best are repeated with more
-seeds, fewer of them each time, until the budget is spent.
+seeds, those with the fewest first, until one is left or the budget is spent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from gruppetto.errors import InvalidSetting
 from gruppetto.runs.plan_pilot import Entry, Trainer
-from gruppetto.theory.planner import pooled_spread
+from gruppetto.theory.planner import may_be_best, pooled_spread
 
 __all__ = ["run_race"]
 
@@ -25,14 +25,12 @@ _SLACK: Final = 2.0
 #: ... and hardsync so many times, because what is gained over it is the question.
 _SLACK_HARDSYNC: Final = 4.0
 #: With so many seeds all is said.
-_MAX_SEEDS: Final = 12
+_MAX_SEEDS: Final = 24
 #: Choices that go on where nobody has reached the target yet, at least.
 _FINALISTS: Final = 4
 #: So many go on in any case until there are a few seeds: one seed's best may be lucky.
 _MANY: Final = 6
-_FEW_SEEDS: Final = 3
-#: Standard errors by which two times may differ by chance, each.
-_CHANCE: Final = 1.0
+_FEW_SEEDS: Final = 4
 
 
 def run_race(entries: Sequence[Entry], trainer: Trainer) -> None:
@@ -66,37 +64,37 @@ def _alike(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _race(entries: Sequence[Entry], trainer: Trainer) -> None:
-    alive = _first_seed(list(entries), trainer)
+    _first_seed(list(entries), trainer)
     for entry in entries:
         trainer.drop(entry)
-    for seed in range(1, _MAX_SEEDS):
-        alive = _contenders(alive, entries[0], _MANY if seed < _FEW_SEEDS else 0)
-        while len(alive) > 1 and trainer.left < sum(entry.cost for entry in alive):
-            alive.pop()
-        if len(alive) < 2:
+    while True:
+        contenders = _contenders(entries, entries[0])
+        few = [entry for entry in contenders if len(entry.updates) < _MAX_SEEDS]
+        if len(contenders) < 2 or not few:
             return
-        best = min(entry.center for entry in alive)
-        for entry in alive:
-            _repeat(entry, seed, trainer, 2 * _SLACK * best)
+        fewest = min(len(entry.updates) for entry in few)
+        best = min(entry.center for entry in contenders)
+        for entry in few:
+            if len(entry.updates) == fewest:
+                if trainer.left < entry.cost:
+                    return
+                _repeat(entry, fewest, trainer, 2 * _SLACK * best)
 
 
-def _contenders(entries: Sequence[Entry], hardsync: Entry, at_least: int) -> list[Entry]:
-    """Hardsync, so many others, and all that chance may keep from being the best; best first."""
-    if not entries:
-        return []
-    spread = pooled_spread([entry.times for entry in entries])
-    ranked = sorted(entries, key=lambda entry: (entry is not hardsync, entry.center))
-    best = min(entries, key=lambda entry: entry.center)
-    bound = best.center * math.exp(_CHANCE * spread / math.sqrt(len(best.updates)))
+def _contenders(entries: Sequence[Entry], hardsync: Entry) -> list[Entry]:
+    """All that chance may keep from being the best, and until there are a few seeds hardsync and
+    the fastest in any case; best first.
 
-    def may_be_best(entry: Entry) -> bool:
-        margin = _CHANCE * spread / math.sqrt(len(entry.updates))
-        return entry.center * math.exp(-margin) <= bound
-
+    Whoever was out comes back when the others turn out to have been lucky.
+    """
+    reached = sorted((e for e in entries if e.updates), key=lambda entry: entry.center)
+    times = [entry.times for entry in reached]
+    close = may_be_best(times, pooled_spread(times))
     return [
         entry
-        for number, entry in enumerate(ranked)
-        if number <= at_least or entry is hardsync or may_be_best(entry)
+        for number, entry in enumerate(reached)
+        if close[number]
+        or (len(entry.updates) < _FEW_SEEDS and (number < _MANY or entry is hardsync))
     ]
 
 
@@ -104,17 +102,13 @@ def _repeat(entry: Entry, seed: int, trainer: Trainer, limit: float) -> None:
     trainer.train(entry, seed, limit)
     if seed not in entry.updates:
         # It takes longer than the limit; to count it as that is better than to leave it out.
-        entry.updates[seed] = math.ceil(limit / entry.update.seconds)
+        entry.updates[seed] = entry.run_times.count(limit)
         entry.num_cut += 1
         trainer.drop(entry, seed)
 
 
-def _first_seed(entries: list[Entry], trainer: Trainer) -> list[Entry]:
-    """Everybody once, with the first seed.
-
-    Returns:
-        Those that reached the target.
-    """
+def _first_seed(entries: list[Entry], trainer: Trainer) -> None:
+    """Everybody once, with the first seed."""
     alive = list(entries)
     horizon = _FIRST_LOOK * trainer.budget / sum(entry.samples_per_second for entry in entries)
     least = max(entry.update.seconds for entry in entries) * 1.001
@@ -131,7 +125,6 @@ def _first_seed(entries: list[Entry], trainer: Trainer) -> list[Entry]:
         horizon *= 2.0
     for entry in sorted(alive, key=lambda entry: (entry is not entries[0], entry.loss)):
         _advance(entry, trainer, _limit(entry, entries))
-    return [entry for entry in entries if entry.updates]
 
 
 def _typical_best(entries: Sequence[Entry]) -> float:

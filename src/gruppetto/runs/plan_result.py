@@ -12,13 +12,13 @@ from gruppetto.delays import DELAYS, Empirical
 from gruppetto.protocols import PROTOCOLS, Hardsync
 from gruppetto.runs.plan_laws import Law
 from gruppetto.runs.plan_pilot import Entry, rate_keywords
+from gruppetto.theory.machines import Machines, slowest_ratio
 from gruppetto.theory.planner import (
-    Machines,
     center_and_band,
     decide,
     floor_ratio,
+    may_be_best,
     pooled_spread,
-    slowest_ratio,
 )
 
 __all__ = ["Assessment", "Plan", "PlanMaker", "delay_words"]
@@ -180,8 +180,8 @@ class PlanMaker:
         # Those that share pilot runs count once.
         measured = {tuple(entry.updates.items()): entry.times for entry in reached}
         self._spread = pooled_spread(list(measured.values()))
-        most = max(len(entry.updates) for entry in reached)
-        finalists = [entry for entry in reached if len(entry.updates) == most]
+        close = may_be_best([entry.times for entry in reached], self._spread)
+        finalists = [entry for entry, is_close in zip(reached, close, strict=True) if is_close]
         if self._hardsync.updates and self._hardsync not in finalists:
             finalists.append(self._hardsync)
         best = self._decide(finalists)
@@ -198,7 +198,7 @@ class PlanMaker:
                     "pilot runs: it makes more updates of fewer samples, as smaller mini-batches "
                     "would"
                 )
-        if most == 1:
+        if max(len(entry.updates) for entry in reached) == 1:
             notes.append(
                 "the budget was spent before anything was repeated: one seed decides, and bands "
                 "hold what is usual between seeds"
@@ -302,7 +302,7 @@ class PlanMaker:
             time_to_target=center,
             time_to_target_band=band,
             time_is_above=_finite(entry.at_least),
-            updates_to_target=None if center is None else center / update.seconds,
+            updates_to_target=entry.typical_updates if entry.updates else None,
             seeds=len(entry.updates),
             staleness=update.staleness,
             error_floor=self._floor(entry),

@@ -1,20 +1,19 @@
-"""What a planner has to choose from, what it can predict without training, and how it decides.
+"""What a planner has to choose from, and how it decides.
 
 Training is not done here: :mod:`gruppetto.runs.plan_pilot` measures how many updates a choice needs
-to reach a target, and this file turns those numbers into seconds, bands and one recommendation.
+to reach a target, :mod:`gruppetto.theory.machines` knows how long these take, and this file turns
+seconds into bands and one recommendation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from gruppetto.delays import DELAYS, Constant, Delay, Empirical, KeyedDelays
-from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import (
     Async,
     Hardsync,
@@ -24,37 +23,28 @@ from gruppetto.protocols import (
     KSync,
     Protocol,
 )
-from gruppetto.theory.runtime import fresh_fraction, update_time
-from gruppetto.theory.timing import simulate
+from gruppetto.theory.machines import UpdateTime
 
 __all__ = [
     "Choice",
-    "Machines",
-    "UpdateTime",
     "candidates",
     "center_and_band",
     "decide",
     "floor_ratio",
+    "may_be_best",
     "pooled_spread",
-    "scaled_law",
-    "slowest_ratio",
-    "time_updates",
 ]
 
-#: Fields of laws that are seconds; the others have no unit.
-_SECONDS: Final = ("value", "mean", "shift", "scale", "low", "high", "median", "fast", "slow")
 #: Of a standard normal variable, 80 % lie within this of 0. Bands hold so much.
 _Z80: Final = 1.2815515655446004
 #: Before anything was repeated: logarithms of the updates to a target differ by so much between
 #: seeds, on digits, and this counts like so many repeats.
 _PRIOR_SPREAD: Final = 0.25
 _PRIOR_WEIGHT: Final = 4
-#: Updates that are simulated where theory has no exact time.
-_UPDATES: Final = 3000
-#: Draws of each learner that tell who is slow.
-_DRAWN: Final = 2000
 #: Of two choices whose times differ by less, the simpler is taken.
-_ALIKE: Final = 1.05
+_ALIKE: Final = 1.03
+#: Standard errors by which chance alone may have moved a typical time.
+_CHANCE: Final = 1.25
 
 
 @dataclass(frozen=True)
@@ -73,67 +63,6 @@ class Choice:
         if isinstance(self.protocol, Hardsync):
             return 0
         return 1 if isinstance(self.protocol, KSync) else 2
-
-
-@dataclass(frozen=True)
-class Machines:
-    """How long P learners take for a mini-batch of the usual size."""
-
-    law: Delay
-    #: learner -> its own law.
-    own: Mapping[int, Delay]
-    num_learners: int
-
-    def of_size(self, share: float) -> Machines:
-        """The same with all times multiplied: those of a smaller or larger mini-batch."""
-        if share == 1.0:
-            return self
-        own = {learner: scaled_law(law, share) for learner, law in self.own.items()}
-        return replace(self, law=scaled_law(self.law, share), own=own)
-
-    def keyed(self, seed: int) -> KeyedDelays:
-        """The draws of a run with this seed."""
-        return KeyedDelays(seed, self.law, self.own, self.num_learners)
-
-    @property
-    def laws(self) -> list[Delay]:
-        """One law per learner."""
-        return [self.own.get(learner, self.law) for learner in range(self.num_learners)]
-
-    @property
-    def are_constant(self) -> bool:
-        """Every mini-batch of every learner takes the same."""
-        laws = self.laws
-        return isinstance(laws[0], Constant) and all(law == laws[0] for law in laws)
-
-    def check(self) -> None:
-        """Refuse what no plan can be made for.
-
-        Raises:
-            InvalidSetting: fewer than one learner, a law for one that does not exist, or an
-                infinite mean or no time at all.
-        """
-        if self.num_learners < 1:
-            raise InvalidSetting(f"learners: expected at least 1, got {self.num_learners}")
-        self.keyed(0)
-        for law in dict.fromkeys(self.laws):
-            if law.finite_expectation("a plan") <= 0.0:
-                raise InvalidSetting(
-                    f"delay {DELAYS.format(law)} takes no time; expected seconds above 0 for a plan"
-                )
-
-
-def scaled_law(law: Delay, factor: float) -> Delay:
-    """The law of ``factor`` times the seconds.
-
-    >>> from gruppetto.delays import ShiftedExponential
-    >>> scaled_law(ShiftedExponential(shift=1.0, mean=0.5), 2.0)
-    ShiftedExponential(shift=2.0, mean=1.0)
-    """
-    if isinstance(law, Empirical):
-        return Empirical.of([factor * seconds for seconds in law.seconds])
-    names = [field.name for field in fields(law) if field.name in _SECONDS]
-    return replace(law, **{name: factor * getattr(law, name) for name in names})
 
 
 # ------------------------------------------------------------------- the choices
@@ -200,65 +129,7 @@ def _other_sizes(p: int, batch_size: int, total: int | None) -> list[int]:
     return sorted({size for size in sizes if size >= 1} - {batch_size})
 
 
-# -------------------------------------------------------- known without training
-
-
-@dataclass(frozen=True)
-class UpdateTime:
-    """Seconds per update."""
-
-    seconds: float
-    #: (low, high); both equal where theory is exact and the law is given.
-    band: tuple[float, float]
-    #: "exact" where theory has it, "simulated" elsewhere.
-    kind: str
-    #: Mean staleness, in updates.
-    staleness: float
-    #: Share of applied gradients that are fresh.
-    fresh: float
-
-
-def time_updates(
-    protocol: Protocol, machines: Machines, others: Sequence[Machines] = (), *, seed: int = 0
-) -> UpdateTime:
-    """Seconds per update: by theory where it is exact, simulated elsewhere.
-
-    Args:
-        protocol: who waits for whom.
-        machines: how long mini-batches take.
-        others: what other measurements might have said of them; the band is made of these.
-        seed: of the simulation.
-    """
-    p, law = machines.num_learners, machines.law
-    exact = update_time(protocol, law, p, laws=machines.own)
-    late = protocol.expected_mean_staleness(p) or 0.0
-    fresh = fresh_fraction(protocol, law, p) if not machines.own else None
-    if exact.kind == "exact" and exact.seconds is not None:
-        seconds, band = exact.seconds, (exact.seconds, exact.seconds)
-        share = fresh.value if fresh is not None and fresh.kind == "exact" else None
-        if share is None:
-            few = simulate(protocol, machines.keyed(seed), p, _UPDATES // 3)
-            share = few.fresh_fraction
-    else:
-        repeats = [simulate(protocol, machines.keyed(seed + i), p, _UPDATES // 3) for i in range(3)]
-        times = [timing.mean_update_time for timing in repeats]
-        seconds, band = sum(times) / 3.0, (min(times), max(times))
-        share = sum(timing.fresh_fraction for timing in repeats) / 3.0
-    if others:
-        seen = [_mean_time(protocol, other, seed) for other in others]
-        low, high = np.quantile(seen, [0.1, 0.9])
-        band = (min(float(low), seconds), max(float(high), seconds))
-    kind = "exact" if exact.kind == "exact" else "simulated"
-    return UpdateTime(seconds, band, kind, late, share)
-
-
-def _mean_time(protocol: Protocol, machines: Machines, seed: int) -> float:
-    exact = update_time(protocol, machines.law, machines.num_learners, laws=machines.own)
-    if exact.kind == "exact" and exact.seconds is not None:
-        return exact.seconds
-    # The same seed for all: what differs are the laws.
-    found = simulate(protocol, machines.keyed(seed), machines.num_learners, _UPDATES // 6)
-    return found.mean_update_time
+# ---------------------------------------------------------------------- deciding
 
 
 def floor_ratio(choice: Choice, hardsync: Choice, num_learners: int, fresh: float) -> float:
@@ -277,23 +148,6 @@ def floor_ratio(choice: Choice, hardsync: Choice, num_learners: int, fresh: floa
     gamma_prime = 1.0 + fresh / 2.0
     ours = choice.rate_factor / (gamma_prime * samples)
     return ours * 1.5 * num_learners * hardsync.batch_size / hardsync.rate_factor
-
-
-def slowest_ratio(machines: Machines, num_slowest: int, *, seed: int = 0) -> float:
-    """How much longer the slowest few of P take than the median of all, both on average.
-
-    >>> machines = Machines(Constant(value=1.0), {2: Constant(value=3.0)}, 4)
-    >>> slowest_ratio(machines, 1)
-    3.0
-    """
-    delays = machines.keyed(seed)
-    p = machines.num_learners
-    drawn = np.sort([[delays.draw(slot, n) for n in range(_DRAWN)] for slot in range(p)], axis=0)
-    median = float(np.median(drawn, axis=0).mean())
-    return float(drawn[p - num_slowest :].mean()) / median if median > 0 else math.inf
-
-
-# ---------------------------------------------------------------------- deciding
 
 
 def center_and_band(
@@ -340,6 +194,25 @@ def pooled_spread(repeats: Sequence[Sequence[float]]) -> float:
             squares += float(np.sum((logs - logs.mean()) ** 2))
             count += len(times) - 1
     return math.sqrt(squares / count)
+
+
+def may_be_best(times: Sequence[Sequence[float]], spread: float) -> list[bool]:
+    """Which choices chance alone may keep from being the fastest, or makes the fastest.
+
+    Args:
+        times: of each choice, those of its seeds, above 0; at least one of each.
+        spread: standard deviation of their logarithms, see :func:`pooled_spread`.
+
+    >>> may_be_best([[1.0, 1.0, 1.0, 1.0], [1.2], [1.2, 1.2, 1.2, 1.2]], 0.1)
+    [True, True, False]
+    """
+    logs = [float(np.mean(np.log(each))) for each in times]
+    margins = [_CHANCE * spread / math.sqrt(len(each)) for each in times]
+    best = min(range(len(times)), key=lambda i: logs[i], default=0)
+    return [
+        log - margin <= logs[best] + margins[best]
+        for log, margin in zip(logs, margins, strict=True)
+    ]
 
 
 def decide(
