@@ -68,7 +68,8 @@ def kind_of(row: dict[str, Any]) -> tuple[str, str, int, int]:
 
 
 def name_of(run: dict[str, Any]) -> str:
-    text = "-".join(str(value) for value in run.values())
+    keys = ("seed", "protocol", "modulation", "learners", "batch_size")
+    text = "-".join(str(run[key]) for key in keys)
     return text.translate(str.maketrans(":=,_", "----"))
 
 
@@ -179,7 +180,7 @@ def main(given: list[str] | None = None) -> None:
         parser.error("expected --data DIR, the folder of CIFAR-10, or --tables")
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     if not arguments.tables:
-        done = {name_of({key: row[key] for key in planned()[0]}) for row in rows}
+        done = {name_of(row) for row in rows}
         folders = arguments.out.with_suffix(".runs")
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(arguments.at_once, context) as pool:
