@@ -5,9 +5,10 @@ beside them, five protocols, three laws, three repeats (seeds 0, 1, 2), runs of 
 Each run is held against two predictions:
 
 * `expected_update_time` of its own result: the same protocol over the delays it really drew.
-  Nothing is random about it, so what differs is what computing, messages and this machine cost.
-  For computing there is a third number: the same draws, each longer by the mean seconds that the
-  learners of this run spent loading and computing, from the `work` rows of its trace.
+  Where the protocol cancels, nothing is random about it: what differs is what computing, messages
+  and this machine cost. Where it goes on, the run is simulated, and may part from that by chance.
+  For computing there is a third number, by the same way: each draw longer by the mean seconds that
+  the learners of this run spent loading and computing, from the `work` rows of its trace.
 * the law alone, beforehand: the closed form where there is one, and where 90 % of runs of as many
   updates come to lie, from 200 simulated ones with other seeds.
 
@@ -34,10 +35,11 @@ import numpy as np
 
 import gruppetto as gp
 from gruppetto.delays import DELAYS, KeyedDelays
-from gruppetto.protocols import PROTOCOLS
+from gruppetto.protocols import PROTOCOLS, Coordinator
+from gruppetto.runs.expected import RoundTimes
 from gruppetto.theory import update_time
 from gruppetto.theory.timing import Delays, simulate
-from gruppetto.trace import read_trace
+from gruppetto.trace import Trace, read_trace
 
 PROTOCOL_SPECS = (
     "hardsync",
@@ -95,6 +97,20 @@ def predict(
     }  # fmt: skip
 
 
+def told(protocol: str, delays: Delays, learners: int, trace: Trace) -> float:
+    """Seconds per update of a run by delays: of the draws it took, or simulated."""
+    parsed = PROTOCOLS.parse(protocol)
+    if not parsed.cell.cancels:
+        return simulate(parsed, delays, learners, len(trace.updates)).mean_update_time
+    coordinator = Coordinator(parsed, range(learners), None)
+    rounds = RoundTimes(delays, coordinator, learners)
+    for row in trace.events:
+        event = row.decode()
+        rounds.take(event, coordinator.handle(event))
+    assert rounds.mean is not None
+    return rounds.mean
+
+
 def measure(protocol: str, law: str, learners: int, updates: int, seed: int) -> dict[str, Any]:
     """One run with real processes."""
     before = os.getloadavg()[0]
@@ -104,16 +120,16 @@ def measure(protocol: str, law: str, learners: int, updates: int, seed: int) -> 
             updates=updates, delay=law, seed=seed, evaluate="off", out=Path(folder) / "run",
             progress=False,
         )  # fmt: skip
-        work = read_trace(Path(folder) / "run" / "trace").work
-    result = run.result
+        trace = read_trace(Path(folder) / "run" / "trace")
+    result, work = run.result, trace.work
     computing = statistics.mean(w.loading + w.computing for w in work if w.outcome == "pushed")
     delays = Longer(KeyedDelays(seed, DELAYS.parse(law), {}, learners), computing)
-    longer = simulate(PROTOCOLS.parse(protocol), delays, learners, result["updates"])
+    longer = told(protocol, delays, learners, trace)
     return {
         "protocol": protocol, "law": law, "seed": seed, "updates": result["updates"],
         "measured": result["mean_update_time"], "by_draws": result["expected_update_time"],
         "ratio": result["mean_update_time"] / result["expected_update_time"],
-        "computing": computing, "by_draws_and_computing": longer.mean_update_time,
+        "computing": computing, "by_draws_and_computing": longer,
         "cores": result["cores"], "load_before": before, "load_after": os.getloadavg()[0],
         "is_real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
     }  # fmt: skip

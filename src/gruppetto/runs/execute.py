@@ -83,7 +83,7 @@ def conclude(parts: Parts, engine: Engine, journal: Journal, folder: RunFolder) 
         result["evaluation_time"] = journal.evaluation_time
         result["learners_restarted"] = engine.num_restarted
         result["cores"] = len(os.sched_getaffinity(0))
-        result["expected_update_time"] = expected_update_time(parts, result)
+        result["expected_update_time"] = expected_update_time(parts, result, journal.rounds)
     journal.end(result)
     error = failure_of(reason, parts, folder)
     if error is not None:

@@ -7,7 +7,7 @@ its failure, its evaluation. Only events are the truth; everything else is deriv
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from gruppetto.protocols.messages import (
     StopRequested,
 )
 from gruppetto.runs.evaluation import Due, Evaluation, Metrics
+from gruppetto.runs.expected import RoundTimes
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts, crosses
 from gruppetto.runs.progress import Progress
@@ -146,6 +147,7 @@ class Journal:
         evaluation.done = self._evaluated
         self._engine_state = engine_state
         self.tally = Tally(parts.coordinator)
+        self.rounds = RoundTimes.of(parts)
         self.evaluations: list[EvaluationRow] = []
         self.gammas: list[GammaRow] = []
         self.target_reached_at: float | None = None
@@ -189,6 +191,8 @@ class Journal:
 
     def carried_out(self, event: Event, commands: Sequence[Command], time: float) -> None:
         """Write what followed; evaluate, save and look at limits where it is time to."""
+        if self.rounds is not None:
+            self.rounds.take(event, commands)
         if isinstance(event, GradientFailed):
             self._write_failure(event)
         self._write_work()
@@ -358,18 +362,21 @@ class Journal:
                 "evaluation_due": asdict(due[0]) if due else None,
                 "loss_sum": self._loss_sum,
                 "loss_samples": self._loss_samples,
+                "rounds": None if self.rounds is None else self.rounds.state(),
                 "wall_time": self.wall_time,
             },
         )
 
     def resume(
         self,
-        history: Iterable[tuple[float, Event, Sequence[Command]]],
+        history: Sequence[tuple[float, Event, Sequence[Command]]],
         evaluations: Sequence[EvaluationRow],
         gammas: Sequence[GammaRow],
         saved: dict[str, Any],
     ) -> None:
         """Bring a fresh journal to where an interrupted one was."""
+        if self.rounds is not None:
+            self.rounds.restore(saved, [event for _, event, _ in history])
         for time, event, commands in history:
             self.tally.count(event, commands, time, encode_message(event))
             for command in commands:
