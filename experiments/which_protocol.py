@@ -75,7 +75,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "digits": {
         "task": "digits", "learners": 16, "batch_size": 16, "momentum": 0.9,
         "target": "loss=0.25", "evaluate_every": 0.1, "epochs": 40, "max_time": 400.0,
-        "methods": DIGITS, "rates": (0.0125, 0.025, 0.05, 0.1, 0.2),
+        "methods": DIGITS, "rates": (0.003, 0.006, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
         "delays": {name: (law, {}) for name, law in DELAYS.items()},
     },
     "least-squares": {
