@@ -80,9 +80,9 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
     "least-squares": {
         "task": "least-squares:n=10000,d=400", "learners": 40, "batch_size": 10, "momentum": 0.0,
-        "target": "excess_loss=0.01", "evaluate_every": 0.2, "epochs": 30, "max_time": 10_000.0,
+        "target": "excess_loss=0.01", "evaluate_every": 0.05, "epochs": 30, "max_time": 10_000.0,
         "methods": LEAST_SQUARES,
-        "rates": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+        "rates": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
         "delays": {
             "all alike": ("exponential:mean=1", {}),
             "one 100 x slower": ("exponential:mean=1", {39: "exponential:mean=100"}),
