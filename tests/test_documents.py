@@ -25,7 +25,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 #: Flags of other programs.
-OTHER_FLAGS = {"--again", "--strict", "--seeds", "--repeats"}
+OTHER_FLAGS = {"--again", "--tables", "--strict", "--seeds", "--repeats"}
 
 
 def test_the_five_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
