@@ -635,8 +635,7 @@ MUTANTS = (
     Mutant(
         "starts in spite of what is under way",
         "coordinator",
-        "            if not self.current_protocol.bound.may_start(learner, self):\n"
-        "                continue\n",
+        "            if not bound.may_start(learner, self):\n                continue\n",
         "",
         "nobody starts what could not be in time",
     ),
@@ -706,8 +705,8 @@ MUTANTS = (
     Mutant(
         "bound keeps learners idle in the warm-up",
         "coordinator",
-        "            if not self.current_protocol.bound.may_start(",
-        "            if not self.protocol.bound.may_start(",
+        "        bound = self.current_protocol.bound\n",
+        "        bound = self.protocol.bound\n",
         "hardsync's rules first",
     ),
     Mutant(

@@ -114,9 +114,8 @@ class Gradients:
 
     def apply(self, update: ApplyUpdate) -> None:
         """Have the server take an update and publish it."""
-        past: Sequence[Any]
         arrived = [self._arrived.pop(c.lease) for c in update.contributions]
-        past = ()
+        past: Sequence[Any] = ()
         if self._server.needs_past:
             past = [self._versions[version].flat for version, _ in arrived]
         self._server.apply(update.contributions, [gradient for _, gradient in arrived], past)

@@ -364,8 +364,9 @@ class Coordinator:
     def _give_work(self, contributors: set[int], avoid: int | None) -> list[Command]:
         leases: list[Lease] = []
         order = sorted(self._idle, key=lambda n: (n not in contributors, n))
+        bound = self.current_protocol.bound
         for learner in order:
-            if not self.current_protocol.bound.may_start(learner, self):
+            if not bound.may_start(learner, self):
                 continue
             lease = self.ledger.lease(learner, self.version, avoid)
             if lease is None:
