@@ -18,6 +18,8 @@ __all__ = [
     "RESUMED",
     "TOO_STALE",
     "ApplyUpdate",
+    "Backward",
+    "BackwardFinished",
     "Cancel",
     "Command",
     "Compute",
@@ -25,11 +27,18 @@ __all__ = [
     "Discard",
     "Event",
     "Finish",
+    "Forward",
+    "ForwardFinished",
     "GradientFailed",
     "GradientPushed",
     "LearnerJoined",
     "LearnerLost",
+    "ModuleUpdated",
+    "PassFailed",
     "ProgressMeasured",
+    "Step",
+    "StopAt",
+    "StopPassedOn",
     "StopRequested",
 ]
 
@@ -101,8 +110,67 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardFinished:
+    """Decoupled backpropagation: a module has run a mini-batch forward.
+
+    Modules count from 1. ``version`` is the module's own: mini-batches it had applied. ``loss`` is
+    the mean over the samples, from the last module; None from the others.
+    """
+
+    module: int
+    mini_batch: int
+    version: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardFinished:
+    """A module has run a mini-batch backward; ``version`` is its own just before the step."""
+
+    module: int
+    mini_batch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleUpdated:
+    """A module has this version now; its first one when it is ready to start."""
+
+    module: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassFailed:
+    """A pass of a module failed, or gave something that is not finite; nothing was applied."""
+
+    module: int
+    mini_batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopPassedOn:
+    """The module upstream has passed a :class:`StopAt` on. Never recorded: it follows from the
+    ``StopRequested`` that module 1 was told."""
+
+    version: int
+    reason: str
+
+
 Event: TypeAlias = (
-    LearnerJoined | LearnerLost | GradientPushed | GradientFailed | ProgressMeasured | StopRequested
+    LearnerJoined
+    | LearnerLost
+    | GradientPushed
+    | GradientFailed
+    | ProgressMeasured
+    | StopRequested
+    | ForwardFinished
+    | BackwardFinished
+    | ModuleUpdated
+    | PassFailed
+    | StopPassedOn
 )
 
 
@@ -169,7 +237,41 @@ class Finish:
     reason: str
 
 
-Command: TypeAlias = Compute | Cancel | Discard | ApplyUpdate | Finish
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Have a module run a mini-batch forward, once its inputs are there."""
+
+    module: int
+    mini_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Have a module run a mini-batch backward, once the gradient of its outputs is there."""
+
+    module: int
+    mini_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Have a module apply the gradient of the mini-batch it has just run backward."""
+
+    module: int
+    mini_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAt:
+    """Tell the modules downstream that the run ends for each once it has this version."""
+
+    version: int
+    reason: str
+
+
+Command: TypeAlias = (
+    Compute | Cancel | Discard | ApplyUpdate | Finish | Forward | Backward | Step | StopAt
+)
 
 EVENTS: Final[dict[str, type[Event]]] = {
     cls.__name__: cls
@@ -180,8 +282,23 @@ EVENTS: Final[dict[str, type[Event]]] = {
         GradientFailed,
         ProgressMeasured,
         StopRequested,
+        ForwardFinished,
+        BackwardFinished,
+        ModuleUpdated,
+        PassFailed,
     )
 }
 COMMANDS: Final[dict[str, type[Command]]] = {
-    cls.__name__: cls for cls in (Compute, Cancel, Discard, ApplyUpdate, Finish)
+    cls.__name__: cls
+    for cls in (
+        Compute,
+        Cancel,
+        Discard,
+        ApplyUpdate,
+        Finish,
+        Forward,
+        Backward,
+        Step,
+        StopAt,
+    )
 }

@@ -37,6 +37,9 @@ class Stream(enum.IntEnum):
     PROGRESS = 5
     #: The sample that γ is measured on (n = 0), and its batches with their forward passes.
     GAMMA = 6
+    #: Forward pass of mini-batch b in module k > 1 of a decoupled network (n = b * 2^16 + k); the
+    #: first module's is FORWARD, so that one module alone is plain training.
+    MODULE = 7
 
 
 def stream_seed(seed: int, stream: Stream, number: int) -> int:

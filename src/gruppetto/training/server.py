@@ -19,20 +19,20 @@ from gruppetto.errors import GruppettoError, TaskError
 from gruppetto.protocols.messages import Contribution
 from gruppetto.staleness import Compensation, Modulation
 from gruppetto.staleness.modulation import ApplyTo
-from gruppetto.training.buffers import BufferUpdate, recalibrated_batch_norm
+from gruppetto.training.buffers import BufferUpdate
 from gruppetto.training.building import build_model, build_scheduler, check_rate, scale_rate
 from gruppetto.training.clipping import Clip
 from gruppetto.training.combining import combine
 from gruppetto.training.compensation import build_compensator
+from gruppetto.training.evaluating import evaluate_model
 from gruppetto.training.learner import Gradient, Weights
 from gruppetto.training.optimizers import OptimizerFactory, Schedule, build_optimizer
 from gruppetto.training.packing import GradientsPacking, WeightsPacking
 from gruppetto.training.parameters import Flat, Layout, hash_tensors, squared_distance
-from gruppetto.training.randomness import Stream, seed_everything
 from gruppetto.training.ranges import OptimizerOnRanges
-from gruppetto.training.task import Task, to_device
+from gruppetto.training.task import Task
 
-__all__ = ["AppliedUpdate", "Server", "Updating", "combine"]
+__all__ = ["AppliedUpdate", "Part", "Server", "Updating", "combine"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class AppliedUpdate:
     effective_rate: float = 0.0
 
 
+@dataclass(frozen=True)
+class Part:
+    """Of a model that is built already, what one server of several takes care of."""
+
+    model: nn.Module
+    #: Names of its parameters and buffers.
+    names: frozenset[str]
+
+
 class Server:
     """Weights, buffers, optimizer and schedule of a run.
 
@@ -76,6 +85,8 @@ class Server:
         samples_per_epoch: for schedules by epoch.
         device: where weights live.
         initial: weights to start from, as a ``state_dict``.
+        part: of a model that others serve the rest of; such a server makes no replicas, and may
+            have nothing to train. None for a model of its own.
 
     Raises:
         TaskError: the model cannot be built or trained (lazy modules, nothing to train).
@@ -90,21 +101,24 @@ class Server:
         samples_per_epoch: int,
         device: torch.device,
         initial: Mapping[str, Tensor] | None = None,
+        part: Part | None = None,
     ) -> None:
         self._updating = updating
         self._samples_per_epoch = samples_per_epoch
         self._device = device
         self.task = task
-        self.model = build_model(task, seed, device, initial)
+        self._part = part
+        self.model = build_model(task, seed, device, initial) if part is None else part.model
         optimizer = build_optimizer(updating.optimizer, self.model, task.param_groups)
         check_rate(optimizer, updating.modulation)
         scale_rate(optimizer, updating.rate_scale)
-        groups = [list(group["params"]) for group in optimizer.param_groups]
+        owned = {id(p) for name, p in self.model.named_parameters() if self._owns(name)}
+        groups = [[p for p in g["params"] if id(p) in owned] for g in optimizer.param_groups]
         self.layout = Layout(self.model, groups)
-        if not self.layout.slots:
+        if not self.layout.slots and part is None:
             raise TaskError("the optimizer holds no parameter of the model that needs a gradient")
         #: A replica for learners, made before the flat vector ties storages together.
-        self._replica = copy.deepcopy(self.model)
+        self._replica = copy.deepcopy(self.model) if part is None else None
         self.weights = self.layout.adopt(self.model, device)
         self._optimizer = OptimizerOnRanges(
             optimizer, dict(self.model.named_parameters()), self.layout, self.weights
@@ -122,7 +136,12 @@ class Server:
 
     def replica(self) -> nn.Module:
         """A copy of the model as it was at the start, in training mode, for a learner."""
+        if self._replica is None:
+            raise GruppettoError("the server of a part has no replica of the whole: a bug")
         return copy.deepcopy(self._replica)
+
+    def _owns(self, name: str) -> bool:
+        return self._part is None or name in self._part.names
 
     def snapshot(self) -> Weights:
         """The current version, copied."""
@@ -140,6 +159,11 @@ class Server:
         )
 
     # -------------------------------------------------------------- updates
+
+    @property
+    def modulation(self) -> Modulation | None:
+        """What a late gradient is worth; None where all count fully."""
+        return self._updating.modulation
 
     @property
     def needs_past(self) -> bool:
@@ -269,15 +293,14 @@ class Server:
             recalibration: batches over which BatchNorm's statistics are averaged anew, for this
                 evaluation only.
         """
-        seed_everything(seed, Stream.EVALUATION, version, self._device)
-        if not recalibration:
-            return self.task.measure(self.model, self._device)
-        with recalibrated_batch_norm(self.model) as modules:
-            if modules:
-                with torch.no_grad():
-                    for batch in recalibration:
-                        self.task.forward(self.model, to_device(batch, self._device))
-            return self.task.measure(self.model, self._device)
+        return evaluate_model(
+            self.task,
+            self.model,
+            self._device,
+            version=version,
+            seed=seed,
+            recalibration=recalibration,
+        )
 
     def arithmetic(self) -> dict[str, Any]:
         """What an update's bits depend on, besides versions: to be recorded."""
@@ -323,8 +346,10 @@ class Server:
 
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers themselves, not copies: all that an evaluation depends on."""
-        tensors = {f"parameter/{n}": p.detach() for n, p in self.model.named_parameters()}
-        tensors.update({f"buffer/{n}": b for n, b in self.model.named_buffers()})
+        parameters = self.model.named_parameters()
+        tensors = {f"parameter/{n}": p.detach() for n, p in parameters if self._owns(n)}
+        buffers = self.model.named_buffers()
+        tensors.update({f"buffer/{n}": b for n, b in buffers if self._owns(n)})
         return tensors
 
     def load_model(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,1 @@
+"""Decoupled backpropagation: a network in K modules that run backward without waiting."""
