@@ -13,7 +13,8 @@ help:
 	@echo "make demo     train the digits under four protocols with real processes, draw error against time"
 	@echo "make test     run the whole test suite"
 	@echo "make check    ruff and mypy --strict"
-	@echo "make bench    cost of the coordinator and of the virtual engine, timing simulation beside SimPy"
+	@echo "make bench    cost of the coordinator and of the virtual engine, timing simulation beside SimPy,"
+	@echo "              decoupled backpropagation beside PyTorch's pipelines, on two idle cores"
 	@echo "make mutants  seeded mistakes in the protocols, and what catches each"
 
 $(BIN)/python:
@@ -47,6 +48,7 @@ bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/virtual_engine.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/decoupled.py
 
 mutants: $(DEV_STAMP)
 	$(BIN)/python tests/protocols/mutants.py

@@ -20,7 +20,10 @@ ROOMS = ("errors", "spec", "staleness", "delays", "protocols", "theory", "trace"
          "decoupled", "engines", "runs", "report", "cli", "testing")  # fmt: skip
 PURE = ("staleness", "delays", "protocols", "theory")
 #: Pure files in other rooms.
-PURE_FILES = ("decoupled/schedule.py",)
+PURE_FILES = (
+    *("decoupled/schedule.py", "decoupled/timeline.py", "decoupled/grid.py"),
+    "decoupled/pass_times.py",
+)
 IMPURE_MODULES = {"torch", "time", "datetime", "os", "io", "pathlib", "threading", "socket",
                   "subprocess", "multiprocessing", "asyncio", "random", "tempfile"}  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -13,6 +13,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gruppetto.decoupled.methods import Decoupled
     from gruppetto.errors import (
         Diverged,
         GruppettoError,
@@ -76,6 +77,7 @@ _HOMES = {
     "AnnealedPower": "gruppetto.staleness",
     "Async": "gruppetto.protocols",
     "Backup": "gruppetto.protocols",
+    "Decoupled": "gruppetto.decoupled.methods",
     "DelayAdaptive": "gruppetto.staleness",
     "DelayCompensation": "gruppetto.staleness",
     "Distance": "gruppetto.staleness",
@@ -129,6 +131,7 @@ __all__ = [
     "AnnealedPower",
     "Async",
     "Backup",
+    "Decoupled",
     "DelayAdaptive",
     "DelayCompensation",
     "Distance",

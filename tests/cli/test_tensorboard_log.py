@@ -14,7 +14,7 @@ from gruppetto.cli import _run
 from gruppetto.errors import InvalidSetting, RunFolderError, UsageError
 from gruppetto.runs.export import export_tensorboard
 from gruppetto.runs.tensorboard import TensorBoardLog, has_event_files, require_tensorboard
-from gruppetto.trace import EvaluationRow, SegmentRow, UpdateRow, read_trace
+from gruppetto.trace import EvaluationRow, ModuleRow, SegmentRow, UpdateRow, read_trace
 
 pytest.importorskip("tensorboard")
 
@@ -97,6 +97,31 @@ def test_a_resumed_run_makes_earlier_points_void(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     assert points(events, "train/loss") == [(1001.5, 40, 2.5), (1003.0, 80, 1.0)]
     assert len(events.Histograms("staleness")) == 1
+
+
+def test_modules_have_points_of_their_own(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path, start=1000.0)
+    for version in (1, 2):
+        for module, rate in ((1, 0.1), (2, 0.0)):  # module 2 has no parameters
+            log.row(
+                ModuleRow(
+                    module=module, mini_batch=version - 1, time=1.5 * version - 0.5 * (module - 1),
+                    staleness=(version - 1) * (2 - module), loading=0.0, forward=0.25, backward=0.4,
+                    step=0.1, waiting_for_inputs=0.0, waiting_for_gradients=0.5,
+                    waiting_for_others=0.0, in_flight=2 - module, learning_rate=rate,
+                )
+            )  # fmt: skip
+        log.row(update(version, [1.0, 1.0], [version - 1, 0]))
+    log.close()
+    events = read(tmp_path)
+    names = ("in_flight", "learning_rate", "staleness", "used")
+    tags = [f"module {k}/{n}" for k in (1, 2) for n in names if (k, n) != (2, "learning_rate")]
+    assert [tag for tag in sorted(events.Tags()["scalars"]) if "module" in tag] == tags
+    assert points(events, "module 1/used") == [(1001.5, 40, 0.5), (1003.0, 80, 0.5)]
+    assert points(events, "module 2/used") == [(1001.0, 40, 0.75), (1002.5, 80, 0.5)]
+    assert points(events, "module 1/staleness") == [(1001.5, 40, 0.0), (1003.0, 80, 1.0)]
+    assert points(events, "module 1/in_flight") == [(1001.5, 40, 1.0), (1003.0, 80, 1.0)]
+    assert points(events, "module 1/learning_rate") == [(1001.5, 40, 0.1), (1003.0, 80, 0.1)]
 
 
 def test_a_run_without_rows_is_closed_in_peace(tmp_path: Path) -> None:

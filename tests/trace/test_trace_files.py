@@ -15,16 +15,20 @@ from gruppetto.errors import TraceError
 from gruppetto.protocols.messages import (
     EVENTS,
     ApplyUpdate,
+    BackwardFinished,
     Cancel,
     Compute,
     Contribution,
     Discard,
     Event,
     Finish,
+    ForwardFinished,
     GradientFailed,
     GradientPushed,
     LearnerJoined,
     LearnerLost,
+    ModuleUpdated,
+    PassFailed,
     ProgressMeasured,
     StopRequested,
 )
@@ -34,6 +38,7 @@ from gruppetto.trace import (
     EventRow,
     FailureRow,
     MessageDigest,
+    ModuleRow,
     Row,
     SegmentRow,
     TraceWriter,
@@ -73,6 +78,7 @@ def numbers(folder: Path) -> list[int]:
 
 WHOLE: list[Row] = [
     *(event_row(n) for n in range(3)),
+    ModuleRow(2, 0, 1.5, 0, 0.0, 0.25, 0.5, 0.125, 0.1, 0.0, 0.3, 1, 0.1, 0.5),
     update_row(1),
     EvaluationRow(1, 1.5, 8, 0.5, None, {"loss": 0.25, "accuracy": 1.0}),
     FailureRow(2, 1, 5, "Traceback\n  in line 3\nValueError: é\n"),
@@ -89,7 +95,8 @@ def test_every_kind_of_row_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(follow_rows(tmp_path)) == [SegmentRow(FORMAT, 0, None), *WHOLE]
     assert len(path.read_bytes().splitlines()) == 1 + len(WHOLE)
     trace = read_trace(tmp_path)
-    assert [*trace.events, *trace.updates, *trace.evaluations, *trace.failures, trace.end] == WHOLE
+    others = [*trace.evaluations, *trace.failures, trace.end]
+    assert [*trace.events, *trace.modules, *trace.updates, *others] == WHOLE
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -102,6 +109,10 @@ events = st.one_of(
     st.builds(GradientFailed, whole, text),
     st.builds(ProgressMeasured, finite),
     st.builds(StopRequested, text),
+    st.builds(ForwardFinished, whole, whole, whole, st.none() | finite),
+    st.builds(BackwardFinished, whole, whole, whole),
+    st.builds(ModuleUpdated, whole, whole),
+    st.builds(PassFailed, whole, whole, text),
 )
 
 
@@ -120,7 +131,7 @@ def test_every_event_survives_its_row(event: Event, time: float, wall: float) ->
 
 def test_no_type_of_event_is_left_out() -> None:
     """The strategy above makes every event there is."""
-    assert len(EVENTS) == 6
+    assert len(EVENTS) == 10
 
 
 def test_a_row_of_an_unknown_event_is_read_and_not_decoded() -> None:

@@ -16,6 +16,7 @@ from gruppetto.cli.listing import (
     compensations,
     delays,
     guards,
+    methods,
     models,
     modulations,
     optimizers,
@@ -28,6 +29,7 @@ from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.cli.plan import plan
 from gruppetto.cli.replay import export, replay
 from gruppetto.cli.simulate import simulate
+from gruppetto.cli.split import split
 from gruppetto.cli.train import resume, train
 from gruppetto.errors import GruppettoError, RunFailed
 
@@ -48,6 +50,7 @@ for _command in (
     compare,
     simulate,
     plan,
+    split,
     resume,
     replay,
     report,
@@ -55,6 +58,7 @@ for _command in (
     tasks,
     models,
     protocols,
+    methods,
     warmups,
     modulations,
     scalings,

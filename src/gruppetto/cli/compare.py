@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -20,6 +20,9 @@ from gruppetto.cli.options import (
 from gruppetto.cli.output import Failed, Interrupted, print_json
 from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.spec import suggest
+
+#: What is the same for all runs of a comparison.
+_COMMON: Final = ("target", "delay", "cut")
 
 
 @click.command(
@@ -52,7 +55,8 @@ def compare(
 
     The folder gets report.html and, where runs were evaluated, error-against-time.png. Several
     values of any option make a grid: every combination is run. A target does not stop runs here;
-    it is what they are compared by.
+    it is what they are compared by. Runs of decoupled modules (--decouple) are cut alike where
+    they have equally many.
     """
     from gruppetto.runs.local import start_early
 
@@ -67,6 +71,7 @@ def compare(
     from gruppetto.trace.metrics import parse_target
 
     laws, own = split_delays(options.pop("delay"))
+    cuts = options.pop("cuts")
     given = {key: values for key, values in options.items() if values}
     if laws:
         given["delay"] = tuple(laws)
@@ -76,6 +81,10 @@ def compare(
     pair = parse_target(targets[0]) if targets else None
     several = {key: values for key, values in given.items() if len(values) > 1}
     common: dict[str, Any] = {k: v[0] for k, v in given.items() if len(v) == 1}
+    if cuts:
+        common["cuts"] = cuts
+    if own:
+        common["delays"] = own
     wanted = [_read_run(text) for text in runs] if runs else grid(several)
     if runs and several:
         raise InvalidSetting(f"compare: expected --run or a grid of {', '.join(several)}, got both")
@@ -85,7 +94,6 @@ def compare(
         out=out,
         progress=False if quiet else None,
         target=targets[0] if targets else None,
-        delays=own,
         tensorboard=tensorboard,
         **common,
     )
@@ -105,7 +113,8 @@ def compare(
         Console(highlight=False).print(results_table(reported, pair))
         for result in comparison.results:
             if "error" in result:
-                click.echo(f"{result.get('protocol')}: {result['error']}", err=True)
+                name = result.get("protocol") or result.get("decouple")
+                click.echo(f"{name}: {result['error']}", err=True)
             if result.get("without_contribution_why"):
                 click.echo(f"{result['protocol']}: {result['without_contribution_why']}", err=True)
         click.echo(f"report: {path}")
@@ -130,8 +139,12 @@ def compare(
 def report(
     runs: tuple[Path, ...], target: str | None, out: Path | None, png: Path | None, as_json: bool
 ) -> None:
-    """Write one HTML page about RUNS, the folders of runs or of comparisons."""
+    """Write one HTML page about RUNS, the folders of runs or of comparisons.
+
+    Where the modules' time went in decoupled runs is printed as well.
+    """
     from gruppetto.report import load_runs
+    from gruppetto.report.module_table import module_json, modules_table
     from gruppetto.report.page import write_page
     from gruppetto.report.plots import error_against_time_png
     from gruppetto.trace.metrics import parse_target
@@ -144,9 +157,15 @@ def report(
     path = write_page(reported, out, pair)
     if png is not None and error_against_time_png(reported, png, pair) is None:
         raise RunFolderError("png: the runs have no evaluation to draw")
+    decoupled = [run for run in reported if run.is_decoupled]
     if as_json:
-        print_json({"report": str(path), "runs": [str(folder) for folder in folders]})
+        made: dict[str, Any] = {"report": str(path), "runs": [str(folder) for folder in folders]}
+        if decoupled:
+            made["modules"] = {run.folder: module_json(run) for run in decoupled}
+        print_json(made)
     else:
+        for run in decoupled:
+            Console(highlight=False).print(modules_table(run))
         click.echo(str(path))
 
 
@@ -167,8 +186,8 @@ def _read_run(text: str) -> dict[str, Any]:
         key = key.strip().replace("-", "_")
         if not equals:
             raise InvalidSetting(f"run {text!r}: expected key=value, got {part!r}")
-        if key not in types or key in ("target", "delay"):
-            valid = [k for k in types if k not in ("target", "delay")]
+        if key not in types or key in _COMMON:
+            valid = [k for k in types if k not in _COMMON]
             raise InvalidSetting(f"run {text!r} has an unknown key {key!r}; {suggest(key, valid)}")
         kind = types[key]
         try:

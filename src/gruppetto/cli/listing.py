@@ -40,6 +40,12 @@ def _listing(name: str, module: str, registries: Sequence[str], what: str) -> cl
 protocols = _listing(
     "protocols", "gruppetto.protocols", ["PROTOCOLS"], "List the protocols: who waits for whom."
 )
+methods = _listing(
+    "methods",
+    "gruppetto.decoupled.methods",
+    ["METHODS"],
+    "List the methods of decoupled backpropagation, for --decouple.",
+)
 modulations = _listing(
     "modulations",
     "gruppetto.staleness",

@@ -43,6 +43,39 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "NAME:K=V",
     ),
     Option("--learners", int, "How many compute gradients.  [4]"),
+    Option(
+        "--decouple",
+        str,
+        "Instead of protocol and learners: the network is cut into modules that train in parallel, "
+        "like ddg:modules=2; see `gruppetto methods`.  [one network that learners share]",
+        "METHOD:modules=K",
+    ),
+    Option(
+        "--cut",
+        str,
+        "The block at which the next module begins, as `gruppetto split` names it; K - 1 times.  "
+        "[by balance]",
+        "NAME",
+    ),
+    Option(
+        "--balance",
+        str,
+        "What modules have equally much of: time, parameters, or shares of the time like 1/1/2.  "
+        "[time]",
+        "HOW",
+    ),
+    Option(
+        "--tail",
+        click.Choice(["drain", "drop"]),
+        "Whether modules apply what is in flight at the end.  [drain]",
+    ),
+    Option(
+        "--pass-times",
+        str,
+        "In virtual time, forward/backward seconds of each module's passes, like 0.1/0.2,0.1/0.2, "
+        "or measured.  [by counted operations, 1/2 in all]",
+        "F/B,...",
+    ),
     Option("--batch-size", int, "Samples of one mini-batch, per learner.  [the task's]"),
     Option(
         "--scale-batch",
@@ -165,10 +198,11 @@ def run_options(multiple: bool) -> Callable[[F], F]:
         for option in reversed(OPTIONS):
             function = click.option(
                 option.flag,
+                *(["cuts"] if option.flag == "--cut" else []),
                 type=option.type,
                 metavar=option.metavar,
-                # A learner's own delay is given beside the common one.
-                multiple=multiple or option.flag == "--delay",
+                # A learner's own delay is given beside the common one, and each cut by itself.
+                multiple=multiple or option.flag in ("--delay", "--cut"),
                 help=option.help,
             )(function)
         return function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from gruppetto.cli.output import finish
 from gruppetto.errors import InvalidSetting, RunFolderError
 
 if TYPE_CHECKING:
+    from gruppetto.runs.decoupled.settings import DecoupledSettings
     from gruppetto.runs.settings import Settings
 
 
@@ -30,14 +31,19 @@ if TYPE_CHECKING:
 def train(
     task: str, out: Path | None, resume: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
-    """Train TASK: digits, mnist, cifar10, least-squares[:n=,d=], or path/to/file.py[:name]."""
+    """Train TASK: digits, mnist, cifar10, least-squares[:n=,d=], or path/to/file.py[:name].
+
+    With --protocol and --learners, learners compute gradients of one network that a server updates.
+    With --decouple, one network is cut into modules that train in parallel instead, like
+    gruppetto train digits --decouple ddg:modules=2.
+    """
     from gruppetto.runs.local import start_early
 
     if options["engine"] in (None, "local"):
         start_early()  # before torch is imported here: both take as long
 
     from gruppetto.runs.start import start_run
-    from gruppetto.runs.train import plan_run
+    from gruppetto.runs.train import plan_any
 
     given = {k: v for k, v in options.items() if v is not None and v is not False and v != ()}
     common, own = split_delays(given.pop("delay", ()))
@@ -47,13 +53,14 @@ def train(
         )
     if common:
         given["delay"] = common[0]
-    values = {"protocol": "hardsync", "learners": 4, "delays": own, **given}
-    settings, ingredients = plan_run(task, **values)
+    if own:
+        given["delays"] = own
+    settings, ingredients = plan_any(task, **given)
     if resume:
         if out is None:
             raise InvalidSetting("resume: expected --out with the folder of the run to continue")
         if (out / "config.json").exists():
-            _check_same(out, settings, given.keys())
+            _check_same(out, settings, given)
             return _resume(out, quiet, as_json, given)
     run = start_run(
         settings,
@@ -85,16 +92,25 @@ def _resume(run: Path, quiet: bool, as_json: bool, given: dict[str, Any]) -> Non
     finish(ended.result, as_json)
 
 
-def _check_same(folder: Path, wanted: Settings, given: Set[str]) -> None:
+def _check_same(
+    folder: Path, wanted: Settings | DecoupledSettings, given: Mapping[str, Any]
+) -> None:
+    from gruppetto.runs.decoupled.settings import settings_of
     from gruppetto.runs.folder import RunFolder
     from gruppetto.trace.folder import read_config
 
     limits = {"updates", "max_time", "target"}
-    recorded = RunFolder.open(folder).settings().model_dump(exclude=limits)
+    recorded = settings_of(RunFolder.open(folder)).model_dump(exclude=limits)
     # A run of before keeps its rules where a setting has come since and nobody asks for it.
-    since = recorded.keys() - read_config(folder).settings.keys() - given
+    since = recorded.keys() - read_config(folder).settings.keys() - given.keys()
+    # Where a network is cut and how long its passes take is chosen once, unless somebody says it.
+    if "cuts" not in given and "balance" not in given:
+        since = since | {"begins"}
+    if "pass_times" not in given or given["pass_times"] == "measured":
+        since = since | {"pass_times"}
     for key, value in wanted.model_dump(exclude=limits).items():
-        if recorded[key] != value and key not in since:
+        if key not in since and recorded.get(key) != value:
             raise RunFolderError(
-                f"{folder} holds a run with {key}={recorded[key]}, and {key}={value} was asked for"
+                f"{folder} holds a run with {key}={recorded.get(key)}, and {key}={value} was asked "
+                "for"
             )

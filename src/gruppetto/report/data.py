@@ -31,6 +31,7 @@ __all__ = [
     "setting_text",
     "shared_metric",
     "shared_unit",
+    "told_settings",
 ]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -107,11 +108,22 @@ class ReportedRun:
     trace: Trace
 
     @property
+    def is_decoupled(self) -> bool:
+        """Whether a network in modules was trained, so that there are no learners."""
+        return _is_decoupled(self.settings)
+
+    @property
     def time_unit(self) -> TimeUnit:
         """What the run's times are counted in."""
         if self.settings.get("engine") != "virtual":
             return "s"
-        return "virtual s" if self.settings.get("delay") else "virtual units"
+        has_seconds = self.settings.get("delay") or self.settings.get("pass_times")
+        return "virtual s" if has_seconds else "virtual units"
+
+    @property
+    def per_unit(self) -> str:
+        """The unit of rates: ``s``, ``virtual s`` or ``virtual unit``."""
+        return self.time_unit.replace("units", "unit")
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -285,29 +297,68 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
+def _is_decoupled(settings: Mapping[str, object]) -> bool:
+    return settings.get("decouple") is not None
+
+
+def _with_protocol(settings: Mapping[str, object]) -> Mapping[str, object]:
+    """A decoupled run's settings with its method for a protocol; others as they are."""
+    if not _is_decoupled(settings):
+        return settings
+    kept = {key: value for key, value in settings.items() if key not in ("decouple", "protocol")}
+    return {"protocol": settings["decouple"], **kept}
+
+
+def told_settings(
+    of: Mapping[str, object], settings: Sequence[Mapping[str, object]]
+) -> frozenset[str]:
+    """Keys that tell a run from others: all, unless decoupled runs are compared with ordinary ones.
+
+    Then those are left out that only runs of the other kind have, and those in which the run
+    differs from the other kind only for want of them there.
+    """
+    kinds = [[s for s in settings if _is_decoupled(s) is kind] for kind in (False, True)]
+    keys = [frozenset(key for each in kind for key in each) for kind in kinds]
+    if not all(kinds):
+        return keys[0] | keys[1]
+    own = kinds[_is_decoupled(of)]
+    varies = {key for key in keys[0] | keys[1] if len({setting_text(s.get(key)) for s in own}) > 1}
+    return keys[0] & keys[1] | varies
+
+
 def differing_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Keys that do not have the same value everywhere, in order of appearance, protocol first."""
+    """Keys that do not have the same value everywhere, in order of appearance, protocol first.
+
+    Of decoupled runs the method, which stands in the protocol's place, comes first as well.
+    """
     keys = dict.fromkeys(key for each in settings for key in each if key not in _NOT_TELLING)
     differing = [key for key in keys if len({setting_text(s.get(key)) for s in settings}) > 1]
-    return sorted(differing, key=lambda key: key != "protocol")
+    return sorted(differing, key=lambda key: key not in ("protocol", "decouple"))
 
 
 def distinct_labels(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Name each run by the settings in which it differs from the others, protocol first.
 
-    Runs with equal settings are numbered; a single run is named by its protocol.
+    Runs with equal settings are numbered; a single run is named by its protocol. A decoupled run's
+    method is its protocol here, and what only one of the two kinds of runs can be told names no
+    run of the other kind.
 
     >>> distinct_labels([{"protocol": "async", "seed": 0}, {"protocol": "async", "seed": 1}])
     ['seed 0', 'seed 1']
+    >>> distinct_labels([{"protocol": "async", "learners": 4}, {"decouple": "ddg:modules=2"}])
+    ['async', 'ddg:modules=2']
     """
+    told = [told_settings(each, settings) for each in settings]
+    settings = [_with_protocol(each) for each in settings]
     keys = differing_settings(settings)
     labels = []
-    for each in settings:
+    for each, known in zip(settings, told, strict=True):
         parts = [
             setting_text(each.get(key))
             if key == "protocol"
             else f"{key.replace('_', ' ')} {setting_text(each.get(key))}"
             for key in keys
+            if key == "protocol" or key in known
         ]
         labels.append(", ".join(parts) or setting_text(each.get("protocol", "run")))
     repeated = {label for label, count in Counter(labels).items() if count > 1}

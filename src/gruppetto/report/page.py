@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from gruppetto.errors import InvalidSetting
-from gruppetto.report import account_plots, adaptive_plots, plots, time_plots
+from gruppetto.report import account_plots, adaptive_plots, module_plots, plots, time_plots
 from gruppetto.report.data import (
     ReportedRun,
     Target,
     differing_settings,
     setting_text,
     shared_metric,
+    told_settings,
 )
 from gruppetto.report.load import load_runs
+from gruppetto.report.module_table import modules_rows, modules_words
 from gruppetto.report.summary import remarks, summary, target_text, title
 from gruppetto.report.table import format_metric, rows
 from gruppetto.report.templating import Plot, drawn, render_template
@@ -83,8 +85,10 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
         colours=[plots.run_style(index).colour for index in range(len(runs))],
         plots=_plots(runs, target),
         learners=[
-            (account_plots.learners_words(run), account_plots.learners_rows(run)) for run in runs
+            (run, account_plots.learners_words(run), account_plots.learners_rows(run))
+            for run in _with_learners(runs)
         ],
+        modules=[(run, modules_words(run), modules_rows(run)) for run in runs if run.is_decoupled],
         gamma=any(run.trace.gammas for run in runs),
         evaluated=any(run.trace.evaluations for run in runs),
         runs=runs,
@@ -94,7 +98,7 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
             if len({setting_text(each.get(key)) for each in settings}) == 1
         },
         differing=differing,
-        differing_rows=[[setting_text(run.settings.get(key)) for key in differing] for run in runs],
+        differing_rows=[_differing_texts(run, differing, settings) for run in runs],
         versions=[
             (key, list(dict.fromkeys(run.versions.get(key, "unknown") for run in runs)))
             for key in versions
@@ -103,6 +107,27 @@ def render_page(runs: Sequence[ReportedRun], target: Target | None = None) -> st
         hash_names=_HASHES,
         max_tracebacks=_MAX_TRACEBACKS,
     )
+
+
+def _with_learners(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    return [run for run in runs if not run.is_decoupled]
+
+
+def _differing_texts(
+    run: ReportedRun, differing: Sequence[str], settings: Sequence[Mapping[str, object]]
+) -> list[str]:
+    """A run's settings that differ; a dash where only runs of the other kind have that one."""
+    told = told_settings(run.settings, settings) | run.settings.keys()
+    return [setting_text(run.settings.get(key)) if key in told else "-" for key in differing]
+
+
+def _staleness_caption(runs: Sequence[ReportedRun]) -> str:
+    learners = "updates that the server made between reading the weights and applying the gradient"
+    modules = "updates that a module made between a mini-batch's forward pass and its own update"
+    kinds = {run.is_decoupled for run in runs}
+    if kinds == {False}:
+        return learners
+    return modules if kinds == {True} else f"{learners}; of decoupled runs, {modules}"
 
 
 def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
@@ -124,7 +149,7 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
     counts = "; ".join(
         f"{run.name}: "
         + ", ".join(f"{getattr(run.outcome, kind)} {name}" for kind, name, *_ in plots.KINDS)
-        for run in runs
+        for run in _with_learners(runs)
     )
     heading = error.removesuffix(" (%)").capitalize()
     figures: list[tuple[Figure | None, str, str, str]] = [
@@ -163,7 +188,7 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
             plots.staleness_histogram(runs),
             "Staleness",
             f"Histograms of staleness. {spread}.",
-            "updates that the server made between reading the weights and applying the gradient",
+            _staleness_caption(runs),
         ),
         (
             account_plots.effective_rates(runs),
@@ -173,7 +198,7 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
             "neighbouring updates",
         ),
         (
-            plots.mini_batch_bars(runs),
+            plots.mini_batch_bars(_with_learners(runs)),
             "Mini-batches",
             f"Stacked bars of mini-batches handed to learners. {counts}.",
             "what became of each mini-batch handed to a learner; a cancelled or discarded one "
@@ -191,6 +216,18 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
             "Where the learners' time went",
             time_plots.learners_time_words(runs),
             time_plots.learners_time_caption(runs),
+        ),
+        (
+            module_plots.modules_time(runs),
+            "Where the modules' time went",
+            module_plots.modules_time_words(runs),
+            module_plots.modules_time_caption(runs),
+        ),
+        (
+            module_plots.passes_strip(runs),
+            "The first passes",
+            module_plots.passes_words(runs),
+            module_plots.passes_caption(runs),
         ),
     ]
     return drawn(figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from gruppetto.report.data import (
     ReportedRun,
@@ -12,6 +13,7 @@ from gruppetto.report.data import (
     shared_metric,
     shared_unit,
 )
+from gruppetto.report.modules import num_modules, speed
 from gruppetto.report.table import format_metric, format_number
 from gruppetto.trace.metrics import is_lower_better
 
@@ -19,6 +21,9 @@ __all__ = ["remarks", "summary", "target_text", "title"]
 
 #: Above this many runs only the best and the worst are named.
 _FEW = 4
+#: The method that the others are compared with, and settings in which both must agree.
+_CONTROL: Final = "bp"
+_SAME_WORK: Final = ("task", "model", "data", "engine", "batch_size", "threads", "device")
 #: Before a unit, so that it does not start a line.
 _NBSP = "\u00a0"
 
@@ -50,9 +55,10 @@ def summary(runs: Sequence[ReportedRun], target: Target | None = None) -> str:
 def remarks(runs: Sequence[ReportedRun]) -> str:
     """What to know about the numbers: learners lost or without contribution, what evaluating cost.
 
-    Empty if nothing.
+    Of decoupled runs beside a control also how much faster they were. Empty if nothing.
     """
-    return " ".join(filter(None, [_lost(runs), _without(runs), _live(runs), _caution(runs)]))
+    known = [_faster(runs), _lost(runs), _without(runs), _live(runs), _caution(runs)]
+    return " ".join(filter(None, known))
 
 
 def _race(runs: Sequence[ReportedRun], target: Target) -> str:
@@ -128,6 +134,35 @@ def _unfinished(runs: Sequence[ReportedRun]) -> str:
     return f"{_listed(names)} did not end; {numbers} last rows."
 
 
+def _faster(runs: Sequence[ReportedRun]) -> str:
+    """Decoupled runs beside backpropagation in as many modules, by mini-batches per time."""
+    parts = []
+    for run in runs:
+        control = next((each for each in runs if _is_control_of(each, run)), None)
+        pair = None if control is None else (speed(control), speed(run))
+        if control is not None and pair is not None and pair[0] and pair[1]:
+            parts.append(
+                f"{run.name} was {pair[1] / pair[0]:.2f} times as fast as {control.name}, in "
+                "mini-batches per time"
+            )
+    return "; ".join(parts) + "." if parts else ""
+
+
+def _is_control_of(other: ReportedRun, run: ReportedRun) -> bool:
+    """Whether another run is backpropagation with as many modules, and the same work per pass."""
+    return (
+        run.is_decoupled
+        and other.is_decoupled
+        and _method(run) != _method(other) == _CONTROL
+        and num_modules(run) == num_modules(other)
+        and all(run.settings.get(key) == other.settings.get(key) for key in _SAME_WORK)
+    )
+
+
+def _method(run: ReportedRun) -> str:
+    return str(run.settings.get("decouple")).partition(":")[0]
+
+
 def _lost(runs: Sequence[ReportedRun]) -> str:
     parts = []
     for run in runs:
@@ -159,7 +194,8 @@ def _live(runs: Sequence[ReportedRun]) -> str:
             costs.append((seconds / run.outcome.time, seconds, run))
     if not costs:
         return ""
-    where = _where([run for *_, run in costs])
+    live = [run for *_, run in costs]
+    where = _where(live).replace("the learners", _who(live))
     if len(costs) > _FEW:
         costs.sort(key=lambda each: each[0])
         costs = [costs[0], costs[-1]]
@@ -187,9 +223,17 @@ def _where(runs: Sequence[ReportedRun]) -> str:
     return "beside the learners, which slows them down where there are not cores enough for all"
 
 
+def _who(runs: Sequence[ReportedRun]) -> str:
+    """Who computes: learners, or the modules of decoupled runs."""
+    kinds = {run.is_decoupled for run in runs}
+    if len(kinds) > 1:
+        return "learners and modules"
+    return "the modules" if kinds == {True} else "the learners"
+
+
 def _has_spare_core(run: ReportedRun) -> bool | None:
     cores = number_or_none(run.result("cores"))
-    learners = number_or_none(run.settings.get("learners"))
+    learners = num_modules(run) or number_or_none(run.settings.get("learners"))
     if cores is None or learners is None:
         return None
     threads = number_or_none(run.settings.get("threads")) or 1.0
@@ -214,7 +258,7 @@ def _caution(runs: Sequence[ReportedRun]) -> str:
     )
     return (
         f"Caution: the runs were evaluated in different ways ({ways}), and live evaluation "
-        "competes with the learners for cores, so their times are not comparable."
+        f"competes with {_who(runs)} for cores, so their times are not comparable."
     )
 
 

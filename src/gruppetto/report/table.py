@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gruppetto.report.accounts import fresh_fraction, gamma
 from gruppetto.report.data import ReportedRun, Target, shared_metric, shared_unit
+from gruppetto.report.modules import module_reports, num_modules, speed, utilisation
 from gruppetto.report.times import UpdateTime, update_time
 
 __all__ = [
@@ -26,10 +27,14 @@ _UPDATE_TIME: Final = "time per update"
 _RATIO: Final = "ratio to expected"
 _FRESH: Final = "fresh (%)"
 _GAMMA: Final = "gamma"
+_MODULES: Final = "modules"
+_SPEED: Final = "mini-batches per"
+_PER_MODULE: Final = "staleness per module"
+_UTILISATION: Final = "utilisation (%)"
 #: Headings that the terminal leaves to the page.
 _PAGE_ONLY: Final = (
-    _RATIO, _FRESH, _GAMMA, "applied", "cancelled", "discarded", "given up", "dropped",
-    "stopped by",
+    _RATIO, _FRESH, _GAMMA, _MODULES, _SPEED, "applied", "cancelled", "discarded", "given up",
+    "dropped", "stopped by",
 )  # fmt: skip
 
 
@@ -85,6 +90,9 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
     Args:
         runs: in the order to show them in.
         target: adds the time at which each run reached it.
+
+    What learners alone have is left out where all runs are decoupled, and what modules alone have
+    where none is.
     """
     unit = shared_unit(runs)
     metric = shared_metric(runs)
@@ -108,10 +116,11 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
             return text
         return f"{text} (expected {format_number(times * each.expected)})"
 
+    decoupled = [run.is_decoupled for run in runs]
     table = []
     for run, each in zip(runs, per_update, strict=True):
         outcome = run.outcome
-        row = {"protocol": run.name}
+        row = {_first_heading(runs): run.name}
         if target is not None:
             row[f"time to target{in_heading}"] = time(run, run.time_to(target))
         row[final_heading(metric)] = format_metric(
@@ -124,21 +133,45 @@ def rows(runs: Sequence[ReportedRun], target: Target | None = None) -> list[dict
         if any(other is not None and other.ratio is not None for other in per_update):
             ratio = each.ratio if each is not None else None
             row[_RATIO] = "-" if ratio is None else f"{ratio:.2f}"
+        if any(decoupled):
+            row |= _module_texts(run, unit)
         row["mean staleness"] = f"{outcome.mean_staleness:.2f}"
-        row["max staleness"] = format_number(outcome.max_staleness)
-        fresh = fresh_fraction(run)
-        row[_FRESH] = "-" if fresh is None else f"{100.0 * fresh:.1f}"
+        if not all(decoupled):
+            row["max staleness"] = format_number(outcome.max_staleness)
+            fresh = fresh_fraction(run)
+            row[_FRESH] = "-" if fresh is None else f"{100.0 * fresh:.1f}"
         if any(other.trace.gammas for other in runs):
             measured = gamma(run)
             row[_GAMMA] = "-" if measured is None else f"{measured:.3g}"
         row["applied"] = format_number(outcome.applied)
-        row["cancelled"] = format_number(outcome.cancelled)
-        row["discarded"] = format_number(outcome.discarded)
-        row["given up"] = format_number(outcome.given_up)
-        row["dropped"] = format_number(outcome.dropped)
+        if not all(decoupled):  # modules have no leases
+            for heading in ("cancelled", "discarded", "given up"):
+                count = getattr(outcome, heading.replace(" ", "_"))
+                row[heading] = "-" if run.is_decoupled else format_number(count)
+        if not all(decoupled) or any(other.outcome.dropped for other in runs):
+            row["dropped"] = format_number(outcome.dropped)
         row["stopped by"] = outcome.stopped_by
         table.append(row)
     return table
+
+
+def _first_heading(runs: Sequence[ReportedRun]) -> str:
+    kinds = {run.is_decoupled for run in runs}
+    return "run" if len(kinds) > 1 else "method" if kinds == {True} else "protocol"
+
+
+def _module_texts(run: ReportedRun, unit: str | None) -> dict[str, str]:
+    """What stands in a row about modules; ``unit`` is that of all runs, or None."""
+    known, used, rate = num_modules(run), utilisation(run), speed(run)
+    rate_text = "-" if rate is None else format_number(rate)
+    if rate is not None and unit is None:
+        rate_text += f" per {run.per_unit}"
+    return {
+        _MODULES: "-" if known is None else str(known),
+        _PER_MODULE: ", ".join(str(each.max_staleness) for each in module_reports(run)) or "-",
+        f"{_SPEED} {run.per_unit if unit else 'time'}": rate_text,
+        _UTILISATION: "-" if used is None else f"{100.0 * used:.1f}",
+    }
 
 
 def results_table(runs: Sequence[ReportedRun], target: Target | None = None) -> Table:
@@ -166,7 +199,7 @@ def results_table(runs: Sequence[ReportedRun], target: Target | None = None) -> 
                     )
                 else:
                     table.add_column(heading, overflow="fold")
-        name = row["protocol"] + ("" if run.outcome.has_ended else " (did not end)")
+        name = row[shown[0]] + ("" if run.outcome.has_ended else " (did not end)")
         # Text, so that square brackets in a label are not taken for markup.
         table.add_row(Text(name), *(row[heading] for heading in shown[1:]))
     return table
@@ -174,11 +207,14 @@ def results_table(runs: Sequence[ReportedRun], target: Target | None = None) -> 
 
 def _fits_terminal(heading: str, row: Mapping[str, str], target: Target | None) -> bool:
     """Six columns fit; what is more telling takes the place of what is less."""
-    shows_update_time = _RATIO in row
+    shows_update_time = _RATIO in row and _UTILISATION not in row
+    if _UTILISATION in row and heading in ("mean staleness", "max staleness", _PER_MODULE):
+        # Beside runs with learners, staleness is told in a way that fits both.
+        return heading == ("mean staleness" if "max staleness" in row else _PER_MODULE)
     if heading == _UPDATE_TIME:
         return shows_update_time
     if heading == "max staleness":
         return not shows_update_time
     if heading.startswith("time") and not heading.startswith("time to target"):
         return target is None
-    return heading not in _PAGE_ONLY
+    return not heading.startswith(_PAGE_ONLY)

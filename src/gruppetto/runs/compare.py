@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gruppetto.errors import InvalidSetting, RunFailed
 from gruppetto.runs.folder import new_folder
 from gruppetto.runs.parts import Ingredients, build_parts, prepared_torch
 from gruppetto.runs.settings import Settings, Target
 from gruppetto.runs.start import start_run
-from gruppetto.runs.train import plan_run
+from gruppetto.runs.train import plan_any
 from gruppetto.training.task import Task
+
+if TYPE_CHECKING:
+    from gruppetto.runs.decoupled.settings import DecoupledSettings
 
 __all__ = ["Comparison", "compare", "grid"]
 
@@ -73,21 +76,22 @@ def compare(
     """
     if not runs:
         raise InvalidSetting("compare: expected at least one run, got none")
-    plans: list[tuple[Settings, Ingredients]] = []
+    plans: list[tuple[Settings | DecoupledSettings, Ingredients]] = []
     loaded: dict[tuple[object, object], Task] = {}
+    splits: dict[Any, Any] = {}
     for wanted in runs:
-        values = {"protocol": "hardsync", "learners": 4, "delays": {}, **common, **wanted}
+        values = {**common, **wanted}
         # Nothing takes cores from the learners of a comparison while its clock runs.
         if values.get("evaluate") is None and values.get("engine") != "virtual":
             values["evaluate"] = "deferred"
         key = values.get("model"), values.get("data")
-        plans.append(plan_run(task, loaded=loaded.get(key), **values))
+        plans.append(plan_any(task, loaded=loaded.get(key), splits=splits, **values))
         loaded[key] = plans[-1][1].task
     for number, (settings, ingredients) in enumerate(plans):
         with prepared_torch(settings):
-            server = build_parts(settings, ingredients).server
-            if target is not None and number == 0:
-                Target(target).is_reached(server.evaluate(0, settings.seed))
+            metrics = _check(settings, ingredients, is_evaluated=target is not None and not number)
+            if target is not None and metrics is not None:
+                Target(target).is_reached(metrics)
     labels = [label_of(run, settings) for run, (settings, _) in zip(runs, plans, strict=True)]
     folder = new_folder(out, f"compare-{plans[0][1].task.name}")
     results: list[dict[str, Any]] = []
@@ -105,14 +109,30 @@ def compare(
     return Comparison(folder, results, folders[: len(results)])
 
 
-def label_of(run: Mapping[str, Any], settings: Settings) -> str:
+def _check(
+    settings: Settings | DecoupledSettings, ingredients: Ingredients, *, is_evaluated: bool
+) -> dict[str, float] | None:
+    """Build all parts of a run, and evaluate its initial weights if asked to.
+
+    Raises:
+        UsageError: whatever cannot work.
+    """
+    if isinstance(settings, Settings):
+        server = build_parts(settings, ingredients).server
+        return server.evaluate(0, settings.seed) if is_evaluated else None
+    from gruppetto.runs.decoupled.parts import build_decoupled_parts
+
+    parts = build_decoupled_parts(settings, ingredients)
+    return parts.evaluate_initial() if is_evaluated else None
+
+
+def label_of(run: Mapping[str, Any], settings: Settings | DecoupledSettings) -> str:
     """What tells a run from the others in words: ``async modulation=none``."""
-    # A bound on staleness is written into the protocol.
-    told = ("protocol", "delays", "max_staleness", "on_stale")
+    # A bound on staleness is written into the protocol, and cuts follow from K.
+    told = ("protocol", "decouple", "delays", "max_staleness", "on_stale", "cuts", "balance")
     others = [key for key in run if key not in told]
-    return " ".join(
-        [settings.protocol, *(f"{key}={getattr(settings, key, run[key])}" for key in others)]
-    )
+    name = settings.protocol if isinstance(settings, Settings) else settings.decouple
+    return " ".join([name, *(f"{key}={getattr(settings, key, run[key])}" for key in others)])
 
 
 def _safe(label: str) -> str:

@@ -10,7 +10,7 @@ from gruppetto.runs.parts import Parts
 from gruppetto.runs.settings import Settings
 from gruppetto.trace import EvaluationRow
 
-__all__ = ["describe", "divergence_of", "last_metrics"]
+__all__ = ["describe", "divergence_of", "last_metrics", "listed"]
 
 #: Above this mean staleness, late gradients are the first suspect.
 _STALE = 1.0
@@ -60,7 +60,7 @@ def describe(known: dict[str, Any], updates: int) -> str:
         what += f"; the learning rate was {known['learning_rate']:.4g}"
         if known["effective_rate"] != known["learning_rate"]:
             what += f", times modulation {known['effective_rate']:.4g}"
-    return f"{what}; try {_listed(known['try'])}"
+    return f"{what}; try {listed(known['try'])}"
 
 
 def _advice(settings: Settings, mean_staleness: float) -> list[str]:
@@ -76,7 +76,8 @@ def _advice(settings: Settings, mean_staleness: float) -> list[str]:
     return advice
 
 
-def _listed(options: Sequence[str]) -> str:
+def listed(options: Sequence[str]) -> str:
+    """Options in words: a, b or c."""
     return ", ".join(options[:-1]) + (" or " if len(options) > 1 else "") + options[-1]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from gruppetto.errors import InvalidSetting, RunFolderError
+from gruppetto.runs.decoupled.checkpoints import state_dict_of
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.tensorboard import TensorBoardLog, has_event_files
 from gruppetto.trace import follow_rows
@@ -34,8 +35,11 @@ def export(run: str | Path, out: str | Path | None = None) -> Path:
     folder = RunFolder.open(run)
     _, tensors, plain = folder.load_checkpoint()
     path = Path(out) if out is not None else folder.path / "model.pt"
-    names = plain["server"]["state_dict"]
-    state = {key: tensors[name] for key, name in names.items()}
+    if "modules" in plain:  # of a decoupled run
+        state = state_dict_of(tensors, plain)
+    else:
+        names = plain["server"]["state_dict"]
+        state = {key: tensors[name] for key, name in names.items()}
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

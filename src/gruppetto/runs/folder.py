@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gruppetto.errors import RunFolderError
-from gruppetto.runs.settings import Settings, read_settings
+from gruppetto.runs.settings import CommonSettings, Settings, read_settings
 from gruppetto.trace.folder import read_config, write_atomically
 
 __all__ = ["RunFolder", "new_folder", "versions_here"]
@@ -91,7 +91,7 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def create(cls, path: Path, settings: Settings, arithmetic: dict[str, Any]) -> RunFolder:
+    def create(cls, path: Path, settings: CommonSettings, arithmetic: dict[str, Any]) -> RunFolder:
         """Make the folder and write down the settings and what the bits depend on.
 
         Raises:

@@ -18,7 +18,7 @@ from gruppetto.errors import InvalidSetting
 from gruppetto.protocols import GUARDS, PROTOCOLS, WARMUPS, Coordinator, Hardsync, Protocol
 from gruppetto.protocols.messages import Contribution
 from gruppetto.runs.seconds import load_delay
-from gruppetto.runs.settings import Settings, Target
+from gruppetto.runs.settings import CommonSettings, Settings, Target
 from gruppetto.staleness import COMPENSATIONS, MODULATIONS
 from gruppetto.training.clipping import CLIPS
 from gruppetto.training.gamma import GammaMeter, GammaServer
@@ -35,11 +35,13 @@ __all__ = [
     "Parts",
     "build_coordinator",
     "build_parts",
+    "check_need",
     "count_mini_batches",
     "crosses",
     "predict_local_memory",
     "predict_memory",
     "prepared_torch",
+    "read_device",
 ]
 
 _GIB = 2**30
@@ -93,7 +95,7 @@ class Parts:
 
 
 @contextmanager
-def prepared_torch(settings: Settings) -> Iterator[None]:
+def prepared_torch(settings: CommonSettings) -> Iterator[None]:
     """This run's number of threads, and the caller's random numbers untouched.
 
     Raises:
@@ -123,7 +125,7 @@ def build_parts(settings: Settings, ingredients: Ingredients, *, is_checked: boo
     Raises:
         UsageError: whatever cannot work, in one sentence.
     """
-    device = _device(settings.device)
+    device = read_device(settings.device)
     protocol = PROTOCOLS.parse(settings.protocol)
     protocol.check(settings.learners)
     modulation = MODULATIONS.parse(settings.modulation)
@@ -296,18 +298,38 @@ def _check_memory(settings: Settings, protocols: list[Protocol], server: Server)
             predict_local_memory(p, learners, size, kept, keeps_past=past, num_more=more)
             for p in protocols
         )
-    if settings.memory is not None:
-        limit, source = settings.memory * _GIB, "memory"
+    check_need(need, settings.memory, "weights and gradients", "fewer learners, a smaller k")
+
+
+def check_need(need: float, memory: float | None, what: str, instead: str) -> None:
+    """Refuse a run that needs too much memory.
+
+    Args:
+        need: bytes.
+        memory: GiB it may take; None for half of what is free.
+        what: the bytes are for.
+        instead: could be used.
+
+    Raises:
+        InvalidSetting: it needs more.
+    """
+    if memory is not None:
+        limit, source = memory * _GIB, "memory"
     else:
         limit, source = psutil.virtual_memory().available / 2, "half of what is free"
     if need > limit:
         raise InvalidSetting(
-            f"memory: this run needs about {need / _GIB:.3g} GiB for weights and gradients and "
-            f"{source} is {limit / _GIB:.3g} GiB; use fewer learners, a smaller k, or raise memory"
+            f"memory: this run needs about {need / _GIB:.3g} GiB for {what} and "
+            f"{source} is {limit / _GIB:.3g} GiB; use {instead}, or raise memory"
         )
 
 
-def _device(text: str) -> torch.device:
+def read_device(text: str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        InvalidSetting: it cannot be used here.
+    """
     try:
         device = torch.device(text)
         torch.empty(1, device=device)

@@ -30,6 +30,7 @@ from gruppetto.runs.parts import build_parts, prepared_torch
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.start import recall
 from gruppetto.trace import EventRow, Trace, encode_message, read_trace
+from gruppetto.trace.folder import read_config
 from gruppetto.training.optimizers import OptimizerFactory, Schedule
 from gruppetto.training.task import Task
 
@@ -101,6 +102,12 @@ def replay(
         UsageError: no run there, one that did not end, or one that needs other threads.
     """
     folder = RunFolder.open(run)
+    if "decouple" in read_config(folder.path).settings:
+        from gruppetto.runs.decoupled.replay import replay_decoupled
+
+        return replay_decoupled(
+            folder, task=task, optimizer=optimizer, schedule=schedule, progress=progress
+        )
     settings = folder.settings()
     trace = read_trace(folder.trace)
     if trace.end is None:

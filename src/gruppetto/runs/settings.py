@@ -12,7 +12,7 @@ from gruppetto.spec import suggest
 from gruppetto.staleness import RATE_SCALINGS
 from gruppetto.trace.metrics import is_lower_better, parse_target
 
-__all__ = ["Settings", "Target", "read_settings"]
+__all__ = ["CommonSettings", "Settings", "Target", "read_settings"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -48,8 +48,8 @@ class Target:
         return value <= self.value if self.falls else value >= self.value
 
 
-class Settings(BaseModel):
-    """A run's settings; every object as its spec."""
+class CommonSettings(BaseModel):
+    """What runs of learners and of decoupled modules are both told; every object as its spec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
@@ -62,50 +62,28 @@ class Settings(BaseModel):
     #: Folder of the data, for tasks that read one.
     data: str | None = None
     engine: Literal["local", "virtual"] = "local"
-    protocol: str = "hardsync"
-    #: What comes before the protocol.
-    warmup: str | None = None
-    learners: int = Field(4, ge=1)
     #: Samples of one mini-batch, per learner; what ``scale_batch`` gave where there is one.
     batch_size: int = Field(ge=1)
-    scale_batch: str | None = None
     #: None for a run that something else ends.
     epochs: Positive | None = None
     updates: int | None = Field(None, ge=1)
     #: Seconds of run time.
     max_time: Positive | None = None
     target: str | None = None
-    #: The law of all learners without their own; None for constant:value=1 in virtual time, and
-    #: for no delay but what computing takes with real processes.
-    delay: str | None = None
-    #: learner -> its own law.
-    delays: dict[int, str] = Field(default_factory=dict)
     #: None when it was given as an object without a spec.
     optimizer: str | None = None
     #: A schedule was given, always as an object.
     has_schedule: bool = False
-    #: The rule behind :attr:`rate_scale`.
-    scale_lr: str | None = None
     modulation: str = "none"
-    #: Nobody chose it: it is what the protocol gets unless told otherwise.
-    modulation_is_default: bool = False
     compensation: str = "none"
     clip: str | None = None
-    on_late: Literal["requeue", "drop"] = "requeue"
-    max_attempts: int = Field(3, ge=1)
-    max_given_up: int = Field(0, ge=0)
     #: When losses end a run as diverged. Off where nothing says so: runs of before had none.
     guard: str = "off"
-    #: Samples on which γ is measured at evaluations; 0: not.
-    measure_gamma: int = Field(0, ge=0)
-    faults: str | None = None
     evaluate: Literal["live", "deferred", "off"] = "live"
     #: Epochs between evaluations.
     evaluate_every: Positive = 1.0
     #: Mini-batches from which BatchNorm's averages are made anew for each evaluation; 0: never.
     recalibrate_bn: int = Field(0, ge=0)
-    #: Lost learners that are replaced, in the whole run; real processes only.
-    max_restarts: int = Field(3, ge=0)
     #: Also write the run down for TensorBoard.
     tensorboard: bool = False
     seed: int = Field(0, ge=0)
@@ -115,7 +93,16 @@ class Settings(BaseModel):
     memory: Positive | None = None
 
     @model_validator(mode="after")
-    def _has_an_end(self) -> Settings:
+    def _can_be_run(self) -> CommonSettings:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Look at values that depend on each other.
+
+        Raises:
+            InvalidSetting: in one sentence.
+        """
         if self.target is not None:
             Target(self.target)
             if self.evaluate != "live":
@@ -123,14 +110,48 @@ class Settings(BaseModel):
                     "target needs evaluation while the run goes on: expected evaluate live, got "
                     f"{self.evaluate}"
                 )
+        if self.epochs is None and self.updates is None and self.max_time is None:
+            raise InvalidSetting("a run needs an end: give epochs, updates or max_time")
+
+
+class Settings(CommonSettings):
+    """The settings of a run of learners."""
+
+    protocol: str = "hardsync"
+    #: What comes before the protocol.
+    warmup: str | None = None
+    learners: int = Field(4, ge=1)
+    scale_batch: str | None = None
+    #: The law of all learners without their own; None for constant:value=1 in virtual time, and
+    #: for no delay but what computing takes with real processes.
+    delay: str | None = None
+    #: learner -> its own law.
+    delays: dict[int, str] = Field(default_factory=dict)
+    #: The rule behind :attr:`rate_scale`.
+    scale_lr: str | None = None
+    #: Nobody chose it: it is what the protocol gets unless told otherwise.
+    modulation_is_default: bool = False
+    on_late: Literal["requeue", "drop"] = "requeue"
+    max_attempts: int = Field(3, ge=1)
+    max_given_up: int = Field(0, ge=0)
+    #: Samples on which γ is measured at evaluations; 0: not.
+    measure_gamma: int = Field(0, ge=0)
+    faults: str | None = None
+    #: Lost learners that are replaced, in the whole run; real processes only.
+    max_restarts: int = Field(3, ge=0)
+
+    def check(self) -> None:
+        """Look at values that depend on each other.
+
+        Raises:
+            InvalidSetting: in one sentence.
+        """
+        super().check()
         if self.faults is not None and self.engine != "virtual":
             raise InvalidSetting(
                 "faults are for virtual time, where they can be repeated: expected engine virtual, "
                 f"got {self.engine}"
             )
-        if self.epochs is None and self.updates is None and self.max_time is None:
-            raise InvalidSetting("a run needs an end: give epochs, updates or max_time")
-        return self
 
     @property
     def rate_scale(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,19 +21,23 @@ from gruppetto.runs.measuring import measuring_of
 from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
 from gruppetto.runs.progress import Progress, announce
 from gruppetto.runs.saved import Saved, read_saved
-from gruppetto.runs.settings import Settings, read_settings
-from gruppetto.runs.tensorboard import TensorBoardLog, require_tensorboard
+from gruppetto.runs.settings import CommonSettings, Settings, read_settings
+from gruppetto.runs.tensorboard import follow_log, require_tensorboard, tell_both
 from gruppetto.runs.versions import pack_versions, unpack_versions
-from gruppetto.trace import Row, TraceWriter, follow_rows
+from gruppetto.trace import TraceWriter
+from gruppetto.trace.folder import read_config
 from gruppetto.training.optimizers import OptimizerFactory, Schedule, parse_optimizer
 from gruppetto.training.task import Task
 from gruppetto.training.tasks import load_task
+
+if TYPE_CHECKING:
+    from gruppetto.runs.decoupled.settings import DecoupledSettings
 
 __all__ = ["recall", "resume", "start_run"]
 
 
 def start_run(
-    settings: Settings,
+    settings: Settings | DecoupledSettings,
     ingredients: Ingredients,
     *,
     out: str | Path | None = None,
@@ -42,6 +46,12 @@ def start_run(
     on_event: Listener | None = None,
 ) -> Run:
     """Check everything, say what runs, make the folder, and run."""
+    if not isinstance(settings, Settings):
+        from gruppetto.runs.decoupled.start import start_decoupled
+
+        return start_decoupled(
+            settings, ingredients, out=out, label=label, progress=progress, on_event=on_event
+        )
     path = new_folder(out, f"{ingredients.task.name}-{settings.protocol}")
     if settings.tensorboard:
         require_tensorboard()
@@ -82,6 +92,18 @@ def resume(
         RunFolderError: no run there, no checkpoint, or the run is complete.
     """
     folder = RunFolder.open(run)
+    if "decouple" in read_config(folder.path).settings:
+        from gruppetto.runs.decoupled.start import resume_decoupled
+
+        return resume_decoupled(
+            folder,
+            task=task,
+            optimizer=optimizer,
+            schedule=schedule,
+            progress=progress,
+            on_event=on_event,
+            **limits,
+        )
     changed = {key: value for key, value in limits.items() if value is not None}
     settings = read_settings(Settings, {**folder.settings().model_dump(), **changed})
     checkpoint = folder.load_checkpoint()
@@ -95,7 +117,7 @@ def resume(
 
 def recall(
     folder: RunFolder,
-    settings: Settings,
+    settings: CommonSettings,
     task: Task | None,
     optimizer: OptimizerFactory | None,
     schedule: Schedule | None,
@@ -155,10 +177,12 @@ def _run(
         None if settings.epochs is None else settings.epochs * parts.mini_batches.samples_per_epoch
     )
     bar = Progress(label or settings.protocol, total, progress)
-    log = _tensorboard(folder, saved) if settings.tensorboard else None
+    log = None
+    if settings.tensorboard:
+        log = follow_log(folder, None if saved is None else saved.row)
     try:
         with bar:
-            listener = _both(on_event, log)
+            listener = tell_both(on_event, log)
             if template is None:
                 return _run_virtually(parts, folder, saved, bar, listener)
             from gruppetto.runs.local.supervisor import run_locally
@@ -170,27 +194,6 @@ def _run(
     finally:
         if log is not None:
             log.close()
-
-
-def _tensorboard(folder: RunFolder, saved: Saved | None) -> TensorBoardLog:
-    """A log of the whole run: one that is resumed is written again from its beginning."""
-    path = folder.path / "tensorboard"
-    log = TensorBoardLog(path, start=folder.started_at(), replaces=saved is not None)
-    if saved is not None:
-        for row in follow_rows(folder.trace, up_to=saved.row):
-            log.row(row)
-    return log
-
-
-def _both(on_event: Listener | None, log: TensorBoardLog | None) -> Listener | None:
-    if log is None:
-        return on_event
-
-    def tell(row: Row) -> object:
-        log.row(row)
-        return None if on_event is None else on_event(row)
-
-    return tell
 
 
 def _run_virtually(

@@ -17,12 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gruppetto.errors import InvalidSetting, RunFolderError
-from gruppetto.trace import EvaluationRow, Row, UpdateRow
+from gruppetto.trace import EvaluationRow, ModuleRow, Row, UpdateRow, follow_rows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["TensorBoardLog", "has_event_files", "require_tensorboard"]
+    from gruppetto.runs.folder import RunFolder
+    from gruppetto.runs.journal import Listener
+
+__all__ = [
+    "TensorBoardLog",
+    "follow_log",
+    "has_event_files",
+    "require_tensorboard",
+    "tell_both",
+]
 
 
 def require_tensorboard() -> None:
@@ -44,7 +53,10 @@ class TensorBoardLog:
 
     ``train/loss`` (mean over an update's samples), ``train/learning_rate``, ``train/staleness``
     (mean over an update's gradients), ``test/METRIC``, and at the end ``staleness``, a histogram of
-    all applied gradients.
+    all applied gradients. Of decoupled runs also, for each module K and each of its updates,
+    ``module K/used`` (share of the time since its update before in passes and steps), ``module
+    K/staleness``, ``module K/in_flight`` (mini-batches) and, for modules with parameters, ``module
+    K/learning_rate``.
 
     Args:
         folder: where the event files go; made if missing.
@@ -62,6 +74,10 @@ class TensorBoardLog:
         #: (samples, run time) of the newest point.
         self._last = (0, 0.0)
         self._staleness: Counter[int] = Counter()
+        #: Rows that wait for the update they are of, which tells how many samples it is at.
+        self._modules: list[ModuleRow] = []
+        #: Module -> when its newest update was over.
+        self._over: dict[int, float] = {}
         self._writer: SummaryWriter | None = None
         make: Callable[..., SummaryWriter] = _writer_class()
         try:
@@ -74,7 +90,9 @@ class TensorBoardLog:
 
     def row(self, row: Row) -> None:
         """Take one row of a trace in; rows of which nothing is shown pass by."""
-        if isinstance(row, UpdateRow):
+        if isinstance(row, ModuleRow):
+            self._modules.append(row)
+        elif isinstance(row, UpdateRow):
             num_samples = sum(row.num_samples)
             if num_samples:
                 total = sum(n * x for n, x in zip(row.num_samples, row.losses, strict=True))
@@ -83,6 +101,7 @@ class TensorBoardLog:
             if row.staleness:
                 self._scalar(row, "train/staleness", sum(row.staleness) / len(row.staleness))
             self._staleness.update(row.staleness)
+            self._take_modules(row)
         elif isinstance(row, EvaluationRow):
             for name, value in row.metrics.items():
                 if value is not None:
@@ -105,11 +124,54 @@ class TensorBoardLog:
         self._writer.close()
         self._writer = None
 
+    def _take_modules(self, update: UpdateRow) -> None:
+        """Write the modules' rows of an update; a module's own came at times of its own."""
+        for row in self._modules:
+            name = f"module {row.module}"
+            since = row.time - self._over.get(row.module, 0.0)
+            used = row.forward + row.backward + row.step
+            at = (update.samples, row.time)
+            if since > 0.0:
+                self._point(at, f"{name}/used", min(1.0, used / since))
+            self._point(at, f"{name}/staleness", row.staleness)
+            self._point(at, f"{name}/in_flight", row.in_flight)
+            if row.learning_rate:
+                self._point(at, f"{name}/learning_rate", row.learning_rate)
+            self._over[row.module] = row.time
+        self._modules.clear()
+
     def _scalar(self, row: UpdateRow | EvaluationRow, tag: str, value: float) -> None:
+        self._point((row.samples, row.time), tag, value)
+
+    def _point(self, at: tuple[int, float], tag: str, value: float) -> None:
         assert self._writer is not None, "not closed"
         # Evaluations made after the clock has stopped are of versions of before.
-        self._last = max(self._last, (row.samples, row.time))
-        self._writer.add_scalar(tag, value, row.samples, walltime=self._start + row.time)
+        self._last = max(self._last, at)
+        samples, time = at
+        self._writer.add_scalar(tag, value, samples, walltime=self._start + time)
+
+
+def follow_log(folder: RunFolder, row: int | None) -> TensorBoardLog:
+    """The log of a run that begins now, or goes on after an event row: it is written again then."""
+    log = TensorBoardLog(
+        folder.path / "tensorboard", start=folder.started_at(), replaces=row is not None
+    )
+    if row is not None:
+        for each in follow_rows(folder.trace, up_to=row):
+            log.row(each)
+    return log
+
+
+def tell_both(on_event: Listener | None, log: TensorBoardLog | None) -> Listener | None:
+    """A listener that also writes rows to a log, where there is one."""
+    if log is None:
+        return on_event
+
+    def tell(row: Row) -> object:
+        log.row(row)
+        return None if on_event is None else on_event(row)
+
+    return tell
 
 
 def _writer_class() -> Any:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from gruppetto.delays import DELAYS, Delay
 from gruppetto.engines.faults import FAULT_PLANS
-from gruppetto.errors import InvalidSetting, TaskError
-from gruppetto.protocols import GUARDS, PROTOCOLS, WARMUPS, Protocol, with_bound
+from gruppetto.errors import InvalidSetting
+from gruppetto.protocols import PROTOCOLS, WARMUPS, Protocol, with_bound
 from gruppetto.runs.execute import Run
+from gruppetto.runs.given import refuse_decoupled, take_objects, take_task, write_specs
 from gruppetto.runs.local import start_early
 from gruppetto.runs.parts import Ingredients
 from gruppetto.runs.seconds import load_delay
@@ -22,19 +22,19 @@ from gruppetto.runs.start import start_run
 from gruppetto.spec import Registry
 from gruppetto.staleness import (
     BATCH_SCALINGS,
-    COMPENSATIONS,
-    MODULATIONS,
     RATE_SCALINGS,
     Compensation,
     Modulation,
 )
 from gruppetto.trace import Row
-from gruppetto.training.clipping import CLIPS
-from gruppetto.training.optimizers import OptimizerFactory, OptimizerSpec, Schedule, parse_optimizer
+from gruppetto.training.optimizers import OptimizerFactory, Schedule
 from gruppetto.training.task import Task
-from gruppetto.training.tasks import load_task, resolve_data, resolve_model, resolve_task
 
-__all__ = ["SAFE_MODULATION", "plan_run", "train"]
+if TYPE_CHECKING:
+    from gruppetto.decoupled.methods import Method
+    from gruppetto.runs.decoupled.settings import DecoupledSettings
+
+__all__ = ["SAFE_MODULATION", "plan_any", "plan_run", "train"]
 
 #: What asynchronous protocols get unless told otherwise: plain stale gradients at a synchronous
 #: rate are the most common way for asynchronous training to fail.
@@ -44,8 +44,8 @@ SAFE_MODULATION = "inverse-mean:cap=true"
 def train(
     task: Task | str,
     *,
-    protocol: Protocol | str = "hardsync",
-    learners: int = 4,
+    protocol: Protocol | str | None = None,
+    learners: int | None = None,
     batch_size: int | None = None,
     epochs: float | None = None,
     optimizer: OptimizerFactory | str | None = None,
@@ -58,14 +58,16 @@ def train(
     on_event: Callable[[Row], object] | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
+    decouple: Method | str | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a task under a protocol.
+    """Train a task under a protocol, or a network's modules in parallel.
 
     Args:
         task: a :class:`Task`, a built-in task's name, or ``path/to/file.py[:name]``.
-        protocol: who waits for whom: ``"k-batch-async:k=4"`` or ``KBatchAsync(k=4)``.
-        learners: P.
+        protocol: who waits for whom: ``"k-batch-async:k=4"`` or ``KBatchAsync(k=4)``. Default:
+            hardsync.
+        learners: P. Default: 4.
         batch_size: samples of one mini-batch, per learner. Default: the task's, unless
             ``scale_batch`` is given.
         epochs: passes over the data. Default: the task's, unless ``updates`` or ``max_time`` is
@@ -84,6 +86,11 @@ def train(
         out: the run's folder. Default: a new one under ``runs/``.
         progress: show a bar on standard error. Default: when that is a terminal. False also
             keeps back the line that says what runs.
+        decouple: instead of a protocol and learners, a method of decoupled backpropagation:
+            ``"ddg:modules=2"`` or ``gp.Decoupled("ddg", modules=2)``. With it go ``tail``
+            (``"drain"`` or ``"drop"`` what is in flight at the end), ``cuts`` (names of the blocks
+            at which modules 2..K begin) or ``balance`` (``"time"``, ``"parameters"``, shares), and
+            in virtual time ``pass_times`` (``"1/2"``, ``"measured"``).
         **settings: ``updates``, ``max_time``, ``target``, ``clip``, ``on_late``,
             ``max_attempts``, ``max_given_up``, ``max_staleness``, ``on_stale``, ``warmup``,
             ``scale_lr``, ``scale_batch``,
@@ -100,8 +107,9 @@ def train(
     """
     if settings.get("engine") in (None, "local"):
         start_early()
-    wanted, ingredients = plan_run(
+    wanted, ingredients = plan_any(
         task,
+        decouple=decouple,
         protocol=protocol,
         learners=learners,
         batch_size=batch_size,
@@ -110,12 +118,37 @@ def train(
         modulation=modulation,
         compensation=compensation,
         delay=delay,
-        delays=delays or {},
+        delays=delays,
         schedule=schedule,
         initial=initial,
         **settings,
     )
     return start_run(wanted, ingredients, out=out, progress=progress, on_event=on_event)
+
+
+def plan_any(
+    task: Task | str,
+    *,
+    loaded: Task | None = None,
+    splits: dict[Any, Any] | None = None,
+    **given: Any,
+) -> tuple[Settings | DecoupledSettings, Ingredients]:
+    """Plan a run of learners, or where ``decouple`` is given of modules; see :func:`train`.
+
+    Args:
+        task: an object, or a name.
+        loaded: the task behind its name, where the caller has loaded it already.
+        splits: the cuts of runs planned before, to be shared among runs of one comparison.
+        **given: as for :func:`train`.
+
+    Raises:
+        UsageError: a value cannot be used.
+    """
+    if given.get("decouple") is not None:
+        from gruppetto.runs.decoupled.train import plan_decoupled
+
+        return plan_decoupled(task, loaded=loaded, splits=splits, **given)
+    return plan_run(task, loaded=loaded, **given)
 
 
 def plan_run(
@@ -134,55 +167,30 @@ def plan_run(
         UsageError: a value cannot be used.
     """
     values = {key: value for key, value in given.items() if value is not None}
-    if "model" in values:
-        values["model"] = resolve_model(values["model"])
-    if "data" in values:
-        values["data"] = resolve_data(values["data"])
-    if loaded is None:
-        loaded = _find_task(task, values)
-    if not isinstance(loaded, Task):
-        raise TaskError(f"task: expected a Task or its name, got {type(loaded).__name__}")
-    values["task"] = resolve_task(task) if isinstance(task, str) else loaded.name
-    values["task_is_reference"] = isinstance(task, str)
+    refuse_decoupled(values)
+    loaded = take_task(task, loaded, values)
+    values.setdefault("protocol", "hardsync")
     values["protocol"] = _protocol(values)
     if "modulation" not in values:
         cancels = PROTOCOLS.parse(values["protocol"]).cell.cancels
         values["modulation"] = "none" if cancels else SAFE_MODULATION
         values["modulation_is_default"] = True
-    values.setdefault("guard", "loss")
-    registries: list[tuple[str, Registry[Any]]] = [
-        ("modulation", MODULATIONS),
-        ("compensation", COMPENSATIONS),
+    own: list[tuple[str, Registry[Any]]] = [
         ("warmup", WARMUPS),
         ("scale_lr", RATE_SCALINGS),
         ("scale_batch", BATCH_SCALINGS),
-        ("clip", CLIPS),
-        ("guard", GUARDS),
         ("faults", FAULT_PLANS),
     ]
-    for key, registry in registries:
-        if key in values:
-            values[key] = registry.format(registry.parse(values[key]))
+    write_specs(values, own)
     if "delay" in values:
         values["delay"] = DELAYS.format(load_delay(values["delay"]))
     values["delays"] = {
-        learner: DELAYS.format(load_delay(law)) for learner, law in given["delays"].items()
+        learner: DELAYS.format(load_delay(law)) for learner, law in values.get("delays", {}).items()
     }
-    factory = _optimizer(values.pop("optimizer", None), loaded)
-    values["optimizer"] = _nameable(factory)
-    values["has_schedule"] = schedule is not None
     if "scale_batch" in values:
         values["batch_size"] = _scaled_batch_size(values)
-    elif "batch_size" not in values:
-        if loaded.batch_size is None:
-            raise InvalidSetting("a batch size is required for this task, like 32")
-        values["batch_size"] = loaded.batch_size
-    if not values.keys() & {"epochs", "updates", "max_time"}:
-        if loaded.epochs is None:
-            raise InvalidSetting("a run needs an end: give epochs, updates or max_time")
-        values["epochs"] = loaded.epochs
-    wanted = read_settings(Settings, values)
-    return wanted, Ingredients(loaded, factory, schedule, _initial(initial))
+    ingredients = take_objects(loaded, values, schedule, initial)
+    return read_settings(Settings, values), ingredients
 
 
 def _protocol(values: dict[str, Any]) -> str:
@@ -192,41 +200,6 @@ def _protocol(values: dict[str, Any]) -> str:
     if s is not None and (isinstance(s, bool) or not isinstance(s, int)):
         raise InvalidSetting(f"max staleness: expected a whole number, got {s!r}")
     return PROTOCOLS.format(with_bound(protocol, s, on_stale))
-
-
-def _find_task(task: Task | str, values: Mapping[str, Any]) -> Task:
-    """The task itself; ``model`` and ``data`` among the values go into loading it.
-
-    Raises:
-        TaskError: it cannot be loaded, or takes no model or data.
-    """
-    model, data = values.get("model"), values.get("data")
-    if isinstance(task, str):
-        return load_task(task, model=model, data=data)
-    if model is not None or data is not None:
-        raise InvalidSetting(
-            "model and data choose what a task's name loads; expected them with a name, got them "
-            "with a Task object, which holds its own"
-        )
-    return task
-
-
-def _optimizer(given: object, task: Task) -> OptimizerFactory:
-    if given is None:
-        given = task.default_optimizer()
-    if isinstance(given, str):
-        return parse_optimizer(given)
-    if given is None:
-        raise InvalidSetting(
-            "an optimizer is required for this task, like sgd:lr=0.1 or "
-            "gp.optimizer(torch.optim.SGD, lr=0.1)"
-        )
-    if isinstance(given, OptimizerSpec) or (callable(given) and not isinstance(given, type)):
-        return given
-    raise InvalidSetting(
-        "optimizer: expected a spec like sgd:lr=0.1, gp.optimizer(...) or a function of the model, "
-        f"got {given!r}"
-    )
 
 
 def _scaled_batch_size(values: Mapping[str, Any]) -> int:
@@ -239,34 +212,3 @@ def _scaled_batch_size(values: Mapping[str, Any]) -> int:
     if not isinstance(learners, int) or learners < 1:
         raise InvalidSetting(f"learners: expected a whole number >= 1, got {learners!r}")
     return BATCH_SCALINGS.parse(values["scale_batch"]).batch_size(learners)
-
-
-def _nameable(factory: OptimizerFactory) -> str | None:
-    """The optimizer as a spec that reads back as the same one; None where there is none."""
-    if isinstance(factory, OptimizerSpec):
-        try:
-            if parse_optimizer(str(factory)) == factory:
-                return str(factory)
-        except InvalidSetting:
-            pass
-    return None
-
-
-def _initial(given: Mapping[str, Tensor] | str | Path | None) -> Mapping[str, Tensor] | None:
-    if given is None or isinstance(given, Mapping):
-        return given
-    path = Path(given)
-    if not path.is_file():
-        raise InvalidSetting(f"initial weights: {path} does not exist")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        first = str(error).split("\n")[0]
-        raise InvalidSetting(f"initial weights: {path} cannot be read: {first}") from None
-    if not isinstance(loaded, Mapping):
-        raise InvalidSetting(f"initial weights: {path} holds no state_dict")
-    return loaded

@@ -20,6 +20,7 @@ from gruppetto.trace.rows import (
     EventRow,
     FailureRow,
     GammaRow,
+    ModuleRow,
     Row,
     SegmentRow,
     UpdateRow,
@@ -88,6 +89,8 @@ class Trace:
         self.gammas: list[GammaRow] = []
         #: Of engines with real processes only.
         self.work: list[WorkRow] = []
+        #: Of decoupled backpropagation only.
+        self.modules: list[ModuleRow] = []
         #: None when the run was killed, or is running.
         self.end: EndRow | None = None
 
@@ -106,6 +109,8 @@ class Trace:
                 self.failures.append(row)
             case WorkRow():
                 self.work.append(row)
+            case ModuleRow():
+                self.modules.append(row)
             case EndRow():
                 self.end = row
             case SegmentRow():

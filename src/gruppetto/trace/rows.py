@@ -21,6 +21,7 @@ __all__ = [
     "FailureRow",
     "GammaRow",
     "MessageDigest",
+    "ModuleRow",
     "Row",
     "SegmentRow",
     "UpdateRow",
@@ -155,6 +156,38 @@ class WorkRow(msgspec.Struct, frozen=True, tag="work", tag_field="kind"):
     computing: float
 
 
+class ModuleRow(msgspec.Struct, frozen=True, tag="module", tag_field="kind"):
+    """Decoupled backpropagation: what one module did for one update of its own, and for how long.
+
+    Seconds of the run's clock. The forward pass is the one that comes in the module's column before
+    this update's backward pass, so of a mini-batch ``delay`` later; the first update counts all
+    forward passes before it, and updates of the tail have none.
+    """
+
+    module: int
+    #: Mini-batch whose gradient was applied, by the update that made ``version`` = mini_batch + 1.
+    mini_batch: int
+    #: When the update was over.
+    time: float
+    #: Version at its update less version at its forward pass.
+    staleness: int
+    #: Fetching samples; modules that fetch none wait for them in ``waiting_for_inputs``.
+    loading: float
+    forward: float
+    backward: float
+    #: Combining, clipping, optimizer.
+    step: float
+    waiting_for_inputs: float
+    waiting_for_gradients: float
+    #: For room in a ring, and at barriers.
+    waiting_for_others: float
+    #: Mini-batches in flight, right after the update.
+    in_flight: int
+    #: Applied learning rate of the first parameter group; 0.0 for a module without parameters.
+    learning_rate: float = 0.0
+    factor: float = 1.0
+
+
 class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
     """The summary of a run that came to its end; a killed run has none."""
 
@@ -166,7 +199,15 @@ class EndRow(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 
 
 Row: TypeAlias = (
-    SegmentRow | EventRow | UpdateRow | EvaluationRow | GammaRow | FailureRow | WorkRow | EndRow
+    SegmentRow
+    | EventRow
+    | UpdateRow
+    | EvaluationRow
+    | GammaRow
+    | FailureRow
+    | WorkRow
+    | ModuleRow
+    | EndRow
 )
 
 _ENCODER = msgspec.json.Encoder()

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import cloudpickle
 import torch
@@ -35,7 +35,7 @@ from gruppetto.runs.measuring import measuring_of
 from gruppetto.runs.parts import Ingredients, Parts, build_parts
 from gruppetto.runs.progress import Progress
 from gruppetto.runs.saved import read_saved
-from gruppetto.runs.settings import Settings, read_settings
+from gruppetto.runs.settings import CommonSettings, Settings, read_settings
 from gruppetto.trace import Row, TraceWriter
 from gruppetto.training.randomness import one_thread
 from gruppetto.training.tasks import is_in_file, load_model, load_task
@@ -51,6 +51,7 @@ __all__ = [
     "pack",
     "prepare",
     "serve",
+    "unpack",
 ]
 
 #: Names of the roles, for the template.
@@ -58,6 +59,8 @@ PREPARE: Final = f"{__name__}:prepare"
 SERVE: Final = f"{__name__}:serve"
 LEARN: Final = f"{__name__}:learn"
 EVALUATE: Final = f"{__name__}:evaluate"
+
+S = TypeVar("S", bound=CommonSettings)
 
 #: Letters of an error's text; a message must not be longer than its reader takes.
 _MAX_TEXT: Final = 8_000
@@ -85,7 +88,7 @@ def get_ready() -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
 
 
-def pack(settings: Settings, ingredients: Ingredients) -> bytes:
+def pack(settings: CommonSettings, ingredients: Ingredients) -> bytes:
     """Settings and objects for the template.
 
     A task or a model in a file travels by its name, so that its classes are found where they are
@@ -121,8 +124,18 @@ def prepare(payload: bytes) -> Prepared:
     name_process("template")
     # One thread: a pool of them would not survive the forks to come.
     torch.set_num_threads(1)
+    settings, ingredients = unpack(payload, Settings)
+    # Even for a run on another device: what is shared lies in the CPU's memory.
+    parts = _build(settings.model_copy(update={"device": "cpu"}), ingredients)
+    plan = MemoryPlan.for_run(settings.learners, parts.max_held, parts.updated.needs_past)
+    memory = RunMemory(plan, parts.server.packings())
+    return Prepared(settings, ingredients, memory, parts if settings.device == "cpu" else None)
+
+
+def unpack(payload: bytes, kind: type[S]) -> tuple[S, Ingredients]:
+    """What :func:`pack` packed; settings of a kind."""
     content = cloudpickle.loads(payload)
-    settings = read_settings(Settings, content["settings"])
+    settings = read_settings(kind, content["settings"])
     task = content["task"]
     if task is None:
         task = load_task(settings.task, model=settings.model, data=settings.data)
@@ -132,14 +145,10 @@ def prepare(payload: bytes) -> Prepared:
     if optimizer is None:
         optimizer = task.default_optimizer()
     ingredients = Ingredients(task, optimizer, content["schedule"], content["initial"])
-    # Even for a run on another device: what is shared lies in the CPU's memory.
-    parts = _build(settings.model_copy(update={"device": "cpu"}), ingredients)
-    plan = MemoryPlan.for_run(settings.learners, parts.max_held, parts.updated.needs_past)
-    memory = RunMemory(plan, parts.server.packings())
-    return Prepared(settings, ingredients, memory, parts if settings.device == "cpu" else None)
+    return settings, ingredients
 
 
-def _has_model_file(settings: Settings) -> bool:
+def _has_model_file(settings: CommonSettings) -> bool:
     return settings.model is not None and is_in_file(settings.model)
 
 

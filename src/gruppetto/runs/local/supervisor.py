@@ -30,7 +30,7 @@ from gruppetto.runs.settings import Settings
 from gruppetto.trace import read_trace
 from gruppetto.trace.files import segment_files
 
-__all__ = ["Supervisor", "prepare_processes", "run_locally"]
+__all__ = ["Supervisor", "how_it_ended", "open_template", "prepare_processes", "run_locally"]
 
 #: Seconds between looks at the trace when nothing else happens.
 _BEAT: Final = 0.2
@@ -42,11 +42,23 @@ def prepare_processes(settings: Settings, ingredients: Ingredients) -> Template:
     Raises:
         UsageError: the task cannot be sent or loaded there.
     """
-    payload = pack(settings, ingredients)
+    return open_template(PREPARE, pack(settings, ingredients))
+
+
+def open_template(prepare: str, payload: bytes) -> Template:
+    """A process that has prepared something; close it when the run is over.
+
+    Args:
+        prepare: ``module:function``, from the payload to the prepared object.
+        payload: whatever that takes.
+
+    Raises:
+        UsageError: it cannot be prepared there.
+    """
     try:
-        template = ForkServer.shared(GET_READY).template(PREPARE, payload)
+        template = ForkServer.shared(GET_READY).template(prepare, payload)
     except RunFailed:  # it has ended since the last run, and nobody knew
-        template = ForkServer.shared(GET_READY).template(PREPARE, payload)
+        template = ForkServer.shared(GET_READY).template(prepare, payload)
     try:
         template.wait_until_prepared()
     except BaseException:
@@ -245,13 +257,13 @@ class Supervisor:
             self._server_pid = -1
             if self._failure is None and not self._has_ended:
                 self._failure = RunFailed(
-                    f"the server process {_how(code)}; the run in {self._folder.path} can be "
-                    "resumed from its last checkpoint",
+                    f"the server process {how_it_ended(code)}; the run in {self._folder.path} can "
+                    "be resumed from its last checkpoint",
                     self._no_result(),
                 )
         elif pid == self._evaluator_pid:
             if not self._is_stopped:
-                self._bar.warn(f"the process that evaluates {_how(code)}")
+                self._bar.warn(f"the process that evaluates {how_it_ended(code)}")
         elif pid in self._learners:
             learner, slot = self._learners.pop(pid)
             if not self._is_stopped:
@@ -261,7 +273,7 @@ class Supervisor:
         return {"run": str(self._folder.path), "stopped_by": RunFailed.stopped_by}
 
     def _replace(self, learner: int, slot: int, pid: int, code: int) -> None:
-        reason = _how(code)
+        reason = how_it_ended(code)
         has_more = self._num_restarts < self._settings.max_restarts
         if has_more:
             self._num_restarts += 1
@@ -282,7 +294,7 @@ class Supervisor:
                 self.request_stop("callback")
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"

@@ -1,0 +1,1 @@
+"""Runs of decoupled backpropagation: settings -> parts -> engine -> trace, resume, replay."""
