@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from lockstep import CPU, plain, run
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from gruppetto.decoupled.methods import Backpropagation
 from gruppetto.decoupled.network import Network
@@ -29,8 +30,9 @@ from gruppetto.training.server import Updating
 from gruppetto.training.task import Task
 from gruppetto.training.tasks import load_task
 
-#: More than an epoch of 90, the last mini-batch of which has 13 samples.
-NUM = 93
+#: More than an epoch of 13, the last mini-batch of which has 13 samples.
+NUM = 16
+SAMPLES = 12 * 16 + 13
 CUTS = ["1", "3"]
 SGD = "sgd:lr=0.05,momentum=0.9,nesterov=true,weight_decay=0.001"
 OPTIMIZERS = (SGD, "adam:lr=0.003")
@@ -39,6 +41,12 @@ METHODS = ("bp", "ddg", "fr", "fdg", "ddg:stash=none", "ddg:lookahead=0.5")
 
 def spec_of(method: str, modules: int = 3) -> str:
     return f"{method}{',' if ':' in method else ':'}modules={modules}"
+
+
+def digits(model: Callable[[], nn.Module]) -> Task:
+    """A few of the digits, for a model of one's own."""
+    few = TensorDataset(*load_task("digits").train[:SAMPLES])
+    return Task(model=model, train=few, batch_size=16, epochs=2)
 
 
 def deep(*, dropout: float = 0.2, norm: bool = True) -> Task:
@@ -56,7 +64,7 @@ def deep(*, dropout: float = 0.2, norm: bool = True) -> Task:
             blocks.append(nn.Sequential(*layers))
         return nn.Sequential(*blocks, nn.Linear(32, 10))
 
-    return replace(load_task("digits"), model=model)
+    return digits(model)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -205,13 +213,35 @@ def test_what_reads_its_buffers_is_resumed_with_those_of_its_pass() -> None:
             nn.Linear(64, 32), nn.Sequential(Counting(), nn.Linear(32, 32)), nn.Linear(32, 10)
         )
 
-    task = replace(load_task("digits"), model=model)
+    task = digits(model)
     for method in ("ddg", "fr", "ddg:stash=none"):
         whole = run(task, spec_of(method), ["1", "2"], 30)
         assert float(next(whole.network.load(whole.snapshots).buffers())) == 30
         first = run(task, spec_of(method), ["1", "2"], 30, stop=11)
         last = run(task, spec_of(method), ["1", "2"], 30, since=first.snapshots)
         assert (last.weights, last.state) == (whole.weights, whole.state)
+
+
+def test_what_was_laid_out_otherwise_in_memory_is_so_after_a_resume() -> None:
+    class Pictures(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            # The channels last: convolutions of this layout round otherwise.
+            return x.view(-1, 4, 4, 4).to(memory_format=torch.channels_last)
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Sequential(Pictures(), nn.Conv2d(4, 8, 3, padding=1)),
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+            nn.Sequential(nn.Flatten(), nn.Linear(128, 10)),
+        )
+
+    task = digits(model)
+    whole = run(task, "ddg:modules=3", ["1", "2"], 30)
+    first = run(task, "ddg:modules=3", ["1", "2"], 30, stop=11)
+    saved = {k: Snapshot.from_bytes(s.to_bytes()) for k, s in first.snapshots.items()}
+    assert saved[2].plain["strides"]["flight/11/input/0"] == [128, 1, 32, 8]
+    last = run(task, "ddg:modules=3", ["1", "2"], 30, since=saved)
+    assert (last.weights, last.state) == (whole.weights, whole.state)
 
 
 class Live(torch.autograd.Function):
@@ -250,7 +280,7 @@ def test_graphs_go_right_after_their_backward_pass(method: str, most: int) -> No
         first = nn.Sequential(nn.Linear(64, 32), Counted())
         return nn.Sequential(first, nn.Linear(32, 32), nn.Linear(32, 10))
 
-    task = replace(load_task("digits"), model=model)
+    task = digits(model)
     Live.most = 0
     ended = run(task, spec_of(method), ["1", "2"], 20, stop=10)
     assert Live.most == most
@@ -296,27 +326,28 @@ def test_compensation_uses_the_weights_of_the_forward_pass() -> None:
     assert ended.modules[2].last_update.factors == (1.0,)
 
 
-def test_what_crosses_a_cut_may_be_several_tensors() -> None:
+def test_what_crosses_a_cut_may_be_several_tensors_and_whole_numbers() -> None:
     class First(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(64, 32)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             y = self.layer(x)
-            return y, y.t()[:4].t()  # of other strides, and an alias
+            return y, (x[:, 0] > 0).long(), y.t()[:4].t()  # of other strides, and an alias
 
     class Second(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.table = nn.Embedding(2, 32)
             self.last = nn.Linear(36, 10)
 
-        def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
-            y, part = given
-            scores: Tensor = self.last(torch.cat([torch.relu(y), part], 1))
+        def forward(self, given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            y, sign, part = given
+            scores: Tensor = self.last(torch.cat([torch.relu(y) + self.table(sign), part], 1))
             return scores
 
-    task = replace(load_task("digits"), model=lambda: nn.Sequential(First(), Second()))
+    task = digits(lambda: nn.Sequential(First(), Second()))
     _, losses = plain(task, 20, SGD)
     ended = run(task, "bp:modules=2", ["1"], 20, optimizer=SGD)
     assert ended.losses == pytest.approx(losses, rel=1e-5)
@@ -333,7 +364,7 @@ def test_modules_without_weights_and_frozen_ones() -> None:
         built[0].requires_grad_(False)
         return built
 
-    task = replace(load_task("digits"), model=model)
+    task = digits(model)
     ended = run(task, "ddg:modules=2", ["2"], 20)
     start = dict(build_model(task, 0, CPU, None).named_parameters())
     end = dict(ended.network.load(ended.snapshots).named_parameters())

@@ -261,8 +261,8 @@ def _checked(model: nn.Module, pieces: Pieces, example: Inputs | None) -> Chain 
     for start, value in zip(starts[1:], crossing[1:], strict=True):
         if not _can_cross(value):
             walls[start] = (
-                f"{_describe(value)} crosses there, where a tensor of floating-point numbers or a "
-                "tuple of them must"
+                f"{_describe(value)} crosses there; expected a tensor of floating-point numbers, or a "
+                "tuple of tensors with one of them"
             )
     return Chain(pieces, walls, frozenset(starts[i] for i in edited))
 
@@ -329,9 +329,11 @@ def _are_same(expected: Any, outputs: Any) -> bool:
 
 
 def _can_cross(value: Any) -> bool:
+    # Masks and other whole numbers may come along; gradients need something to come back for.
     values = value if type(value) is tuple else (value,)
-    return len(values) > 0 and all(
-        isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in values
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    return len(tensors) == len(values) and any(
+        t.is_floating_point() or t.is_complex() for t in tensors
     )
 
 

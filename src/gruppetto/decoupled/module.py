@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gruppetto.decoupled.methods import Method
 from gruppetto.decoupled.passes import Flight, Place, StageRunner
@@ -263,6 +263,8 @@ class Module:
                 plain["sent"][str(mini_batch)] = num_samples
                 tensors.update({f"sent/{mini_batch}/{i}": t for i, t in enumerate(outputs)})
         copied = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+        if with_state:
+            plain["strides"] = _strides(copied)
         return Snapshot(self.number, self.version, copied, plain)
 
     def restore(
@@ -305,4 +307,23 @@ class Module:
     def _saved(self, snapshot: Snapshot, prefix: str) -> Payload:
         names = [name for name in snapshot.tensors if name.startswith(prefix)]
         names.sort(key=lambda name: int(name[len(prefix) :]))
-        return tuple(snapshot.tensors[name].to(self._device) for name in names)
+        strides = snapshot.plain["strides"]
+        found = []
+        for name in names:
+            tensor = snapshot.tensors[name].to(self._device)
+            if name in strides:
+                laid = torch.empty_strided(tensor.shape, strides[name], dtype=tensor.dtype)
+                tensor = laid.to(self._device).copy_(tensor)
+            found.append(tensor)
+        return tuple(found)
+
+
+def _strides(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Of what was received or sent, where files would lay it out otherwise: kernels choose, and
+    round, by the order of elements in memory."""
+    return {
+        name: list(tensor.stride())
+        for name, tensor in tensors.items()
+        if name.startswith(("flight/", "sent/"))
+        and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
+    }
