@@ -14,8 +14,9 @@ help:
 	@echo "make test     run the whole test suite"
 	@echo "make check    ruff and mypy --strict"
 	@echo "make bench    cost of the coordinator and of the virtual engine, timing simulation beside SimPy,"
-	@echo "              decoupled backpropagation beside PyTorch's pipelines, on two idle cores"
-	@echo "make mutants  seeded mistakes in the protocols, and what catches each"
+	@echo "              decoupled backpropagation beside PyTorch's pipelines, on two idle cores,"
+	@echo "              and its memory beside what is predicted"
+	@echo "make mutants  seeded mistakes in protocols, schedules and modules, and what catches each"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -49,9 +50,12 @@ bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/virtual_engine.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/decoupled.py
+	$(BIN)/python benchmarks/decoupled_memory.py
 
 mutants: $(DEV_STAMP)
 	$(BIN)/python tests/protocols/mutants.py
+	$(BIN)/python tests/decoupled/schedule_mutants.py
+	$(BIN)/python tests/decoupled/module_mutants.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

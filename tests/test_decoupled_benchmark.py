@@ -90,7 +90,7 @@ def test_workers_have_their_cores_and_rest_in_between() -> None:
         ]  # fmt: skip
         processes = [psutil.Process(process.pid) for process in workers._processes]
         assert {process.status() for process in processes} == {psutil.STATUS_STOPPED}
-        with pytest.raises(RuntimeError, match="process 0 has ended"):
+        with pytest.raises(RuntimeError, match=r"process \d has ended"):  # whichever is seen first
             workers.run("end", 1)
     finally:
         lane.stop()

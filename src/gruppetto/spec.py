@@ -113,6 +113,8 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
+        #: Types of an entry's fields; kept, because reading annotations compiles them.
+        self._types: dict[str, dict[str, Any]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
         """Class decorator: make the class known under ``name``."""
@@ -140,6 +142,11 @@ class Registry(Generic[T]):
         """The keys an entry takes, in order, as dataclass fields."""
         return {f.name: f for f in dataclasses.fields(self[name]) if f.init}  # type: ignore[arg-type]
 
+    def _types_of(self, name: str) -> dict[str, Any]:
+        if name not in self._types:
+            self._types[name] = typing.get_type_hints(self[name])
+        return self._types[name]
+
     def parse(self, spec: str | T) -> T:
         """Read a spec; an object of this kind is returned as it is.
 
@@ -157,7 +164,7 @@ class Registry(Generic[T]):
         name, texts = split_spec(spec, self.kind)
         cls = self[name]
         fields = self.keys_of(name)
-        hints = typing.get_type_hints(cls)
+        hints = self._types_of(name)
         for key in texts:
             if key not in fields:
                 raise InvalidSetting(
@@ -200,7 +207,7 @@ class Registry(Generic[T]):
 
         Keys that are absent unless given are in brackets: ``async[:max_staleness=]``.
         """
-        hints = typing.get_type_hints(self[name])
+        hints = self._types_of(name)
         text, mark = name, ":"
         for key, f in self.keys_of(name).items():
             if f.default is None:

@@ -235,7 +235,7 @@ def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_program_from_another_process(tmp_path: Path) -> None:
     """The installed command, once: the entry point, and nothing but JSON on standard output."""
     words = [sys.executable, "-m", "gruppetto", "train", "least-squares:n=200,d=5",
-             "--optimizer", "sgd:lr=0.3", "--json"]  # fmt: skip
+             "--engine", "virtual", "--optimizer", "sgd:lr=0.3", "--json"]  # fmt: skip
     done = subprocess.run(
         words, capture_output=True, text=True, cwd=tmp_path, check=False, env={**os.environ}
     )

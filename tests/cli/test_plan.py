@@ -26,7 +26,7 @@ from gruppetto.theory.planner import Choice, candidates
 KEYS = {"delay", "candidates", "recommendation", "why", "report"}
 ROW_KEYS = {"protocol", "batch_size", "learning_rate_factor", "update_time", "update_time_band",
             "time_to_target", "time_to_target_band", "staleness", "error_floor"}  # fmt: skip
-EASY = ("digits", "--target", "accuracy=0.85", "--budget", "25")
+EASY = ("digits", "--target", "accuracy=0.8", "--budget", "10")
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_the_command_it_gives_trains(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_the_same_seed_gives_the_same_plan() -> None:
     def make(seed: int) -> dict[str, Any]:
         return gp.plan(
-            "digits", delay="exponential:mean=1", learners=3, target="accuracy=0.8", budget=12,
+            "digits", delay="exponential:mean=1", learners=3, target="accuracy=0.8", budget=6,
             seed=seed, progress=False,
         ).as_dict()  # fmt: skip
 
@@ -115,10 +115,10 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 def test_the_budget_is_kept() -> None:
     found = gp.plan(
-        "digits", delay="exponential:mean=1", learners=4, target="accuracy=0.9", budget=15,
+        "digits", delay="exponential:mean=1", learners=4, target="accuracy=0.9", budget=8,
         progress=False,
     )  # fmt: skip
-    assert 5 < found.spent < 16
+    assert 4 < found.spent < 9
 
 
 def test_a_target_out_of_reach_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +254,7 @@ def test_rudras_rule_becomes_a_setting_of_train() -> None:
 
 
 def test_a_trace_brings_task_and_laws(capsys: pytest.CaptureFixture[str], traced: Path) -> None:
-    words = ("--trace", str(traced), "--target", "accuracy=0.7", "--budget", "10")
+    words = ("--trace", str(traced), "--target", "accuracy=0.7", "--budget", "5")
     found = as_json(capsys, *words)
     assert found["learners"] == 4 and found["delay"]["is_fitted"] and found["delay"]["n"] > 150
     assert set(found["delay"]["delays"]) == {"0", "1", "2", "3"}
@@ -270,7 +270,7 @@ def test_a_trace_brings_task_and_laws(capsys: pytest.CaptureFixture[str], traced
 
 
 def test_the_target_of_a_run_is_a_default(traced: Path) -> None:
-    found = gp.plan(trace=traced, budget=8, progress=False)
+    found = gp.plan(trace=traced, budget=4, progress=False)
     assert found.target == "accuracy=0.99" and found.recommendation.time_to_target is None
 
 
@@ -295,7 +295,7 @@ def test_measured_times_that_no_family_fits(
     path = tmp_path / "seconds.txt"
     times = np.random.default_rng(0).choice([1.0, 1.5, 1.51, 9.0], 400)
     path.write_text("\n".join(map(str, times)))
-    words = ("digits", "--target", "accuracy=0.8", "--budget", "15", "--learners", "3")
+    words = ("digits", "--target", "accuracy=0.8", "--budget", "8", "--learners", "3")
     found = as_json(capsys, *words, "--trace", str(path))
     assert found["delay"]["spec"] == "empirical"
     assert "the measured times themselves" in " ".join(found["delay"]["warnings"])
@@ -311,7 +311,7 @@ def test_a_run_that_was_cut_off_will_do(traced: Path, tmp_path: Path) -> None:
     for path in sorted((traced / "trace").iterdir()):
         content = path.read_bytes()
         (folder / "trace" / path.name).write_bytes(content[: len(content) // 2])
-    found = gp.plan(trace=folder, target=None, learners=4, budget=8, progress=False)
+    found = gp.plan(trace=folder, target=None, learners=4, budget=4, progress=False)
     assert any("did not end" in text for text in found.delay["warnings"])
 
 

@@ -107,6 +107,20 @@ class Thing:
         self.y = torch.tensor([y for _, y in samples])
 
 
+def wide(layers: int = 14, samples: int = 128, width: int = 4096) -> gp.Task:
+    """Activations of 2 MiB, one kept by each layer, and small weights; an epoch is 20 updates."""
+    num = 20 * samples
+    return gp.Task(
+        model=lambda: nn.Sequential(
+            nn.Linear(1, width), *(nn.Tanh() for _ in range(layers)), nn.Linear(width, 2)
+        ),
+        train=TensorDataset(torch.ones(num, 1), torch.zeros(num, dtype=torch.long)),
+        optimizer="sgd:lr=0.01",
+        batch_size=samples,
+        epochs=1,
+    )
+
+
 def things() -> gp.Task:
     """Batches that are objects of a class."""
     return gp.Task(

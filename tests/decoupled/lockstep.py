@@ -66,7 +66,11 @@ def run(
         sent = module.restore(since[k], lambda b: mini_batches.fetch(b, CPU))
         outputs.update({(k, b): payload for b, (payload, _) in sent.items()})
         done[k] = min(module.version + schedule.delay(k), num), module.version
+    before = None
     while len(ended.snapshots) < len(modules):
+        now = dict(done), len(ended.snapshots)
+        assert now != before, f"nobody can go on: {now[0]}"
+        before = now
         for module in modules:
             k = module.number
             action = schedule.next_action(k, *done[k])

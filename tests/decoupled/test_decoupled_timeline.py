@@ -205,7 +205,7 @@ def test_pass_times_that_are_none() -> None:
 def test_memory_in_pieces() -> None:
     ddg = Schedule((2, 1, 0))
     assert held(ddg, "graph-on-copy") == (Held(3, 0, 3), Held(2, 0, 2), Held(1, 0, 0))
-    assert held(ddg, "graph-on-live") == (Held(3, 0, 0), Held(2, 0, 0), Held(1, 0, 0))
+    assert held(ddg, "graph-on-live") == (Held(3, 0, 3), Held(2, 0, 2), Held(1, 0, 0))
     assert held(ddg, "input") == (Held(1, 3, 0), Held(1, 2, 0), Held(1, 0, 0))
     assert held(Schedule((0, 0)), "graph-on-live") == (Held(1, 0, 0), Held(1, 0, 0))
     # A short run never has more than its mini-batches in flight.

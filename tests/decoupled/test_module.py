@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 from collections.abc import Callable
@@ -43,10 +44,14 @@ def spec_of(method: str, modules: int = 3) -> str:
     return f"{method}{',' if ':' in method else ':'}modules={modules}"
 
 
+@functools.cache
+def few() -> TensorDataset:
+    return TensorDataset(*load_task("digits").train[:SAMPLES])
+
+
 def digits(model: Callable[[], nn.Module]) -> Task:
     """A few of the digits, for a model of one's own."""
-    few = TensorDataset(*load_task("digits").train[:SAMPLES])
-    return Task(model=model, train=few, batch_size=16, epochs=2)
+    return Task(model=model, train=few(), batch_size=16, epochs=2)
 
 
 def deep(*, dropout: float = 0.2, norm: bool = True) -> Task:
@@ -183,19 +188,24 @@ def test_statistics_move_once_for_each_mini_batch(method: str) -> None:
     assert counts == [20] * 4
 
 
+@functools.cache
+def whole_run(method: str, optimizer: str) -> tuple[list[float], str, str]:
+    whole = run(deep(), spec_of(method), CUTS, NUM, optimizer=optimizer)
+    return whole.losses, whole.weights, whole.state
+
+
 @pytest.mark.parametrize("stop", [1, 2, NUM - 1])
 @pytest.mark.parametrize("method", METHODS)
 def test_stopping_in_flight_and_going_on_changes_no_bit(method: str, stop: int) -> None:
     spec, optimizer = spec_of(method), SGD if stop % 2 else "adam:lr=0.003"
-    whole = run(deep(), spec, CUTS, NUM, optimizer=optimizer)
     first = run(deep(), spec, CUTS, NUM, optimizer=optimizer, stop=stop)
     travelled = {k: Snapshot.from_bytes(s.to_bytes()) for k, s in first.snapshots.items()}
     # A second stop, of a run that was itself resumed.
     again = min(stop + 3, NUM)
     second = run(deep(), spec, CUTS, NUM, optimizer=optimizer, since=travelled, stop=again)
     last = run(deep(), spec, CUTS, NUM, optimizer=optimizer, since=second.snapshots)
-    assert first.losses + second.losses + last.losses == whole.losses
-    assert (last.weights, last.state) == (whole.weights, whole.state)
+    losses = first.losses + second.losses + last.losses
+    assert (losses, last.weights, last.state) == whole_run(method, optimizer)
 
 
 def test_what_reads_its_buffers_is_resumed_with_those_of_its_pass() -> None:

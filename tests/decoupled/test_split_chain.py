@@ -257,9 +257,11 @@ def test_only_tensors_that_have_gradients_cross(give: Any, what: str) -> None:
     model = sequential(nn.Linear(8, 8), Give(), Take(), nn.Linear(8, 2))
     example = (vectors(width=8),)
     assert names(chain_of(model, example)) == ["0", "1", "3"]
-    with pytest.raises(InvalidSetting, match=f"cut '2': {what} crosses there; expected a tensor of "
-                       "floating-point numbers, or a tuple of tensors with one of them; the nearest "
-                       "valid cuts are '1' before it and '3' after it"):  # fmt: skip
+    why = (
+        f"cut '2': {what} crosses there; expected a tensor of floating-point numbers, or a tuple of "
+        "tensors with one of them; the nearest valid cuts are '1' before it and '3' after it"
+    )
+    with pytest.raises(InvalidSetting, match=why):
         chain_of(model, example, ["2"])
 
 

@@ -106,3 +106,30 @@ def test_a_block_without_gradients_to_compute() -> None:
     flat, linear = measure_costs(chain_of(model, (batch[0],)), task, batch, CPU, repeats=1)
     assert (flat.operations, flat.saved_bytes, flat.parameters) == (0, 0, 0)
     assert linear.operations > 0
+
+
+class WithMask(nn.Module):
+    """Takes and gives a tensor and the mask that belongs to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, pair: tuple[Tensor, Tensor] | Tensor) -> tuple[Tensor, Tensor]:
+        x, mask = pair if isinstance(pair, tuple) else (pair, pair > 0)
+        return self.linear(x * mask), mask
+
+
+class Sums(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return (pair[0] * pair[1])[:, :2]
+
+
+def test_a_mask_that_comes_along_has_no_gradient() -> None:
+    model = nn.Sequential(WithMask(), WithMask(), Sums()).train()
+    task, batch = task_of(torch.randn(4, 8))
+    first, second, _ = measure_costs(chain_of(model, (batch[0],)), task, batch, CPU, repeats=1)
+    assert first.output_bytes == second.output_bytes == 4 * 32 + 32
+    # Backward runs in all of them: one product more than forward and for the weights alone.
+    assert second.operations > 3 * 2 * 4 * 8 * 8
+    assert (second.backward or 0) > 0

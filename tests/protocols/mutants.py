@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import test_adasync_scripts
@@ -942,6 +943,11 @@ MUTANTS = (
 )
 
 
+@cache
+def _compiled(path: Path) -> CodeType:
+    return compile(path.read_text(encoding="utf-8"), str(path), "exec")
+
+
 @contextmanager
 def mutated(mutant: Mutant | None) -> Iterator[MakeCoordinator]:
     """How to make a coordinator of freshly loaded modules, one of them mutated.
@@ -954,13 +960,13 @@ def mutated(mutant: Mutant | None) -> Iterator[MakeCoordinator]:
     try:
         for module, name in zip(MODULES, names, strict=True):
             path = FOLDER / f"{module}.py"
-            text = path.read_text(encoding="utf-8")
+            code = _compiled(path)
             if mutant is not None and mutant.module == module:
-                text = text.replace(mutant.old, mutant.new)
+                text = path.read_text(encoding="utf-8").replace(mutant.old, mutant.new)
+                code = compile(text, f"<mutated {module}.py>", "exec")
             spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
             assert spec is not None
             fresh[module] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            code = compile(text, f"<mutated {module}.py>", "exec")
             exec(code, vars(fresh[module]))
         protocols, coordinator = fresh["collect"].PROTOCOLS, fresh["coordinator"].Coordinator
         yield lambda settings: make_coordinator(settings, protocols, coordinator)

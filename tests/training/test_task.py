@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from training_tools import CPU, class_data, make_server, make_task, mlp, named, same_bits, train
 
 import gruppetto as gp
@@ -38,6 +38,17 @@ def test_default_evaluation_is_loss_and_accuracy_over_all_test_samples() -> None
     assert found["accuracy"] == float((logits.argmax(1) == y).double().mean())
     assert found.keys() == {"loss", "accuracy"}
     assert model.training  # its mode is given back
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_data_in_tensors_are_evaluated_to_the_bits_of_their_rows_collated(
+    is_contiguous: bool,
+) -> None:
+    x, y = class_data(700, seed=3).tensors
+    test = TensorDataset(x if is_contiguous else x.t().contiguous().t(), y)
+    model = mlp()
+    by_rows = make_task(test=test, collate_fn=lambda samples: default_collate(samples))
+    assert make_task(test=test).measure(model, CPU) == by_rows.measure(model, CPU)
 
 
 def test_evaluation_is_in_eval_mode_and_without_gradients() -> None:

@@ -220,7 +220,10 @@ class _Passes:
                 for output, gradient in zip(outputs, gradients, strict=True)
                 if output.requires_grad and (is_loss or gradient is not None)
             ]
-            needed = [*inputs, *(p for p in self.stages[i].parameters() if p.requires_grad)]
+            # Masks and other whole numbers that come along have no gradient.
+            places = [j for j, tensor in enumerate(inputs) if tensor.requires_grad]
+            parameters = [p for p in self.stages[i].parameters() if p.requires_grad]
+            needed = [*(inputs[j] for j in places), *parameters]
             found: Sequence[Tensor | None] = [None] * len(needed)
             if pairs and needed:
                 tensors, given = zip(*pairs, strict=True)
@@ -229,7 +232,8 @@ class _Passes:
             else:
                 with watch(i, False):
                     pass
-            gradients = found[: len(inputs)]
+            by_place = dict(zip(places, found, strict=False))
+            gradients = [by_place.get(j) for j in range(len(inputs))]
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -264,7 +268,8 @@ def _is_view(operation: Any) -> bool:
 
 
 def _cut_off(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
+    can_have_gradient = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().requires_grad_(can_have_gradient)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gruppetto.decoupled.memory import bytes_in_flight, process_bytes
 from gruppetto.decoupled.methods import Method
 from gruppetto.decoupled.passes import Flight, Place, StageRunner
 from gruppetto.decoupled.replica import Payload, as_payload
@@ -97,23 +98,26 @@ class Module:
         return len(self._flights)
 
     @property
-    def bytes_per_flight(self) -> int:
-        """Of a full mini-batch between its passes, copies of weights included."""
-        place = self.place
-        kept = place.input_bytes if self._keeps == "input" else place.graph_bytes
-        return kept + (self.server.weights.num_bytes if self._keeps == "graph-on-copy" else 0)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes that mini-batches in flight take now."""
-        return self.in_flight * self.bytes_per_flight
+        sizes = self.place.sizes
+        if self._delay == 0:
+            return self.in_flight * sizes.graph
+        kept = sizes.inputs if self._keeps == "input" else sizes.graph + sizes.weights
+        return self.in_flight * kept
 
     @property
     def predicted_bytes(self) -> int:
         """Bytes that mini-batches in flight take at most: at the start of a backward pass."""
-        if self._keeps == "input":
-            return self.place.graph_bytes + (self._delay + 1) * self.bytes_per_flight
-        return (self._delay + 1) * self.bytes_per_flight
+        return bytes_in_flight(self.place.sizes, self._keeps, self._delay)
+
+    @property
+    def process_bytes(self) -> int:
+        """Bytes that a process of its own takes for it at most, rings not counted."""
+        ahead, leaves_gaps = self._delay - self._next_delay, self._device.type == "cpu"
+        return process_bytes(
+            self.place.sizes, self._keeps, self._delay, ahead, leaves_gaps=leaves_gaps
+        )
 
     # ---------------------------------------------------------------- passes
 
@@ -179,8 +183,8 @@ class Module:
 
     def _backward(self, flight: Flight, gradients: Payload | None) -> None:
         if gradients is None:
-            if flight.outputs.requires_grad:
-                flight.outputs.backward()
+            # A loss that depends on nothing raises here, as it does anywhere.
+            flight.outputs.backward()
             return
         outputs = flight.outputs if isinstance(flight.outputs, (tuple, list)) else [flight.outputs]
         floating = [t for t in outputs if t.is_floating_point() or t.is_complex()]

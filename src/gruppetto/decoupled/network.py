@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gruppetto.decoupled.chain import Chain, chain_of, model_inputs
+from gruppetto.decoupled.memory import ForwardCount, StageBytes
 from gruppetto.decoupled.methods import Method
 from gruppetto.decoupled.module import Module, Place
 from gruppetto.decoupled.replica import as_payload, run_stage
 from gruppetto.decoupled.snapshot import Snapshot
+from gruppetto.decoupled.stage import tensors_of
 from gruppetto.errors import InvalidSetting, TaskError
 from gruppetto.training.building import build_model
 from gruppetto.training.mini_batches import MiniBatches
@@ -35,10 +36,8 @@ class Probe:
 
     #: Crossing the cut behind module k = 1..K − 1.
     cuts: tuple[int, ...]
-    #: Saved by autograd in module k = 1..K, parameters not counted.
-    graphs: tuple[int, ...]
-    #: Of the batch itself, its tensors.
-    batch: int
+    #: What it takes in module k = 1..K.
+    modules: tuple[StageBytes, ...]
     #: Whether a tuple crosses the cut behind module k = 1..K − 1.
     tuples: tuple[bool, ...]
 
@@ -146,9 +145,8 @@ class Network:
         place = Place(
             number,
             self.num_modules,
-            graph_bytes=probe.graphs[number - 1],
-            input_bytes=probe.batch if number == 1 else probe.cuts[number - 2],
-            output_bytes=0 if number == self.num_modules else probe.cuts[number - 1],
+            # Trained weights only, in one vector.
+            replace(probe.modules[number - 1], weights=server.weights.num_bytes),
             takes_tuple=number > 1 and probe.tuples[number - 2],
         )
         stage = self.stages[number - 1]
@@ -214,44 +212,44 @@ class Network:
         batch = to_device(batch, self._device)
         seed_everything(self._seed, Stream.FORWARD, 0, self._device)
         cuts: list[int] = []
-        graphs: list[int] = []
+        modules: list[StageBytes] = []
         tuples: list[bool] = []
         outputs: Any = None
+        batch_bytes = _batch_bytes(batch)
         for number, stage in enumerate(self.stages, 1):
-            with self._counting(graphs):
+            weights = list(stage.parameters())
+            count = ForwardCount((*weights, *stage.buffers()), outputs or ())
+            with count:
                 if number == 1:
                     outputs = self.task.forward(stage, batch)
                 else:
                     outputs = run_stage(stage, outputs, as_tuple=tuples[-1])
+                if number == self.num_modules:
+                    outputs = self.task.compute_loss(outputs, batch)
+            for tensor in tensors_of(outputs):
+                count.keep(tensor)
             if number < self.num_modules:
                 tuples.append(isinstance(outputs, (tuple, list)))
                 _check_outputs(outputs, number)
                 outputs = as_payload(outputs)
                 cuts.append(sum(t.nbytes for t in outputs))
                 outputs = tuple(t.requires_grad_() if t.is_floating_point() else t for t in outputs)
+            needs_batch = number in (1, self.num_modules)
+            modules.append(
+                StageBytes(
+                    graph=count.graph,
+                    gaps=count.gaps,
+                    largest=count.largest,
+                    inputs=batch_bytes if number == 1 else cuts[number - 2],
+                    outputs=cuts[number - 1] if number < self.num_modules else 0,
+                    batch=batch_bytes if needs_batch else 0,
+                    weights=sum(p.nbytes for p in weights),
+                )
+            )
         for module, name, buffer, value in buffers:
             module._buffers[name] = buffer  # it may have put another in its place
             buffer.copy_(value)
-        return Probe(tuple(cuts), tuple(graphs), _batch_bytes(batch), tuple(tuples))
-
-    @contextmanager
-    def _counting(self, graphs: list[int]) -> Iterator[None]:
-        """Add the bytes that autograd saves inside, parameters not counted."""
-        owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        saved: dict[int, int] = {}
-        # What is saved stays alive meanwhile, so that no address is counted for two.
-        kept: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in owned:
-                saved[storage.data_ptr()] = storage.nbytes()
-                kept.append(tensor.detach())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            yield
-        graphs.append(sum(saved.values()))
+        return Probe(tuple(cuts), tuple(modules), tuple(tuples))
 
 
 def _check_outputs(outputs: Any, number: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gruppetto.decoupled.memory import StageBytes
 from gruppetto.decoupled.methods import Keeps, Method
 from gruppetto.decoupled.replica import Payload, Replica, other_buffers, run_stage
 from gruppetto.errors import InvalidSetting
@@ -42,11 +43,8 @@ class Place:
     number: int
     #: K.
     modules: int
-    #: Bytes that autograd saves for one full mini-batch, weights not counted.
-    graph_bytes: int = 0
-    #: Bytes of one full mini-batch's input and output.
-    input_bytes: int = 0
-    output_bytes: int = 0
+    #: What one full mini-batch takes there.
+    sizes: StageBytes = field(default_factory=StageBytes)
     #: Whether the module before it returns a tuple.
     takes_tuple: bool = False
 

@@ -335,10 +335,10 @@ def held(schedule: Schedule, keeps: Keeps) -> tuple[Held, ...]:
     found = []
     for module in _modules(schedule):
         most = schedule.most_in_flight(module)
-        if schedule.delay(module) == 0 or keeps == "graph-on-live":
+        if schedule.delay(module) == 0:
             found.append(Held(most, 0, 0))
         elif keeps == "input":
             found.append(Held(1, most, 0))
-        else:
+        else:  # copies also where the graph is on the live weights, for checkpoints
             found.append(Held(most, 0, most))
     return tuple(found)

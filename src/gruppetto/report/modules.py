@@ -80,7 +80,7 @@ class ModuleReport:
     rate: float | None
     #: Memory taken at most, above what it had before its first pass; None where nothing tells.
     peak_bytes: int | None
-    #: For graphs, inputs and copies of weights.
+    #: What was predicted of it.
     predicted_bytes: int | None
     #: Name of its first block; None without an end row.
     begins_at: str | None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from gruppetto.errors import GruppettoError, InvalidSetting, TaskError
 from gruppetto.training.optimizers import OptimizerFactory, parse_optimizer
@@ -148,12 +148,18 @@ def default_evaluate(task: Task, model: nn.Module, device: torch.device) -> dict
     total = correct = 0.0
     count = scored = 0
     make_batch = batch_maker(task, task.test)
+    # Indexing whole tensors gives the same bits as collating their rows, much faster.
+    whole = task.collate_fn in (None, default_collate) and type(task.test) is TensorDataset
+    whole = whole and all(tensor.is_contiguous() for tensor in task.test.tensors)
     for start in range(0, len(task.test), _EVALUATION_BATCH):
         indices = range(start, min(start + _EVALUATION_BATCH, len(task.test)))
-        if make_batch is None:
-            batch = task.collate([task.test[i] for i in indices])
+        picked = torch.arange(indices.start, indices.stop)
+        if make_batch is not None:
+            batch = make_batch(picked, None)
+        elif whole:
+            batch = [torch.index_select(tensor, 0, picked) for tensor in task.test.tensors]
         else:
-            batch = make_batch(torch.arange(indices.start, indices.stop), None)
+            batch = task.collate([task.test[i] for i in indices])
         batch = to_device(batch, device)
         outputs = task.forward(model, batch)
         total += float(task.compute_loss(outputs, batch)) * len(indices)

@@ -33,6 +33,8 @@ class Ends:
     passed: int | None = None
     #: Module 1 only: module -> the same of the others.
     barrier: dict[int, int] = field(default_factory=dict)
+    #: Of these rings' slots, once each has held a full mini-batch.
+    num_bytes: int = 0
 
 
 class Channels:
@@ -47,6 +49,8 @@ class Channels:
     def __init__(self, schedule: Schedule, cut_bytes: Sequence[int], batch_bytes: int) -> None:
         modules, capacity = schedule.num_modules, schedule.capacity
         self._modules = modules
+        self._capacity = capacity
+        self._cut_bytes, self._batch_bytes = cut_bytes, batch_bytes
         self._outputs = [
             Ring(f"the outputs of module {k}", capacity, _HEADROOM * size)
             for k, size in enumerate(cut_bytes, 1)
@@ -68,15 +72,25 @@ class Channels:
     def ends(self, module: int) -> Ends:
         """Those of module k = 1..K."""
         is_first, is_last = module == 1, module == self._modules
+        has_batches = self._batches is not None and (is_first or is_last)
         return Ends(
             inputs=None if is_first else self._outputs[module - 2],
             outputs=None if is_last else self._outputs[module - 1],
             gradients=None if is_last else self._gradients[module - 1],
             input_gradients=None if is_first else self._gradients[module - 2],
-            batches=self._batches if is_first or is_last else None,
+            batches=self._batches if has_batches else None,
             passed=self._passed.get(module),
             barrier=self._passed if is_first else {},
+            num_bytes=self._num_bytes(module),
         )
+
+    def _num_bytes(self, module: int) -> int:
+        # Outputs one way and their gradient the other, at either side of the module.
+        crossing = sum(self._cut_bytes[max(0, module - 2) : module])
+        num_bytes = 2 * self._capacity * crossing
+        if self._batches is not None and module in (1, self._modules):
+            num_bytes += self._batches.capacity * self._batch_bytes
+        return num_bytes
 
     def close(self) -> None:
         """Close all descriptors of this process."""

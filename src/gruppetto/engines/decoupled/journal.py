@@ -35,6 +35,7 @@ class ModuleJournal:
         line: to the caller.
         hands_in: at which versions what is handed in.
         peak: measures the process's memory.
+        predicted_bytes: that it takes at most.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class ModuleJournal:
         line: Line,
         hands_in: HandsIn,
         peak: PeakMemory,
+        predicted_bytes: int,
     ) -> None:
         self._engine = engine
         self._module = module
         self._line = line
         self._hands_in = hands_in
         self._peak = peak
+        self._predicted_bytes = predicted_bytes
         #: Since the last update.
         self._events: list[tuple[str, msgspec.Raw, float]] = []
         self._has_failed = False
@@ -76,8 +79,8 @@ class ModuleJournal:
         self._tell(self._engine.now())
         if not self._has_failed and self._handed_in != self._module.version:
             self._hand_in("state")
-        module, peak = self._module, self._peak.read()
-        self._line.tell(Ended(reason, module.version, module.predicted_bytes, peak))
+        version, peak = self._module.version, self._peak.read()
+        self._line.tell(Ended(reason, version, self._predicted_bytes, peak))
         self._line.empty()
 
     def _tell(self, time: float) -> None:

@@ -344,6 +344,8 @@ class ModuleEngine(Engine):
         """Whether module 1 is to end the run."""
         if not self._may_stop():
             return
+        # The slowest module never sleeps, and would not hear what it is told.
+        self._line.wait((), 0.0)
         reason = self._line.stop_reason
         if reason is None and self._max_time is not None and self.now() >= self._max_time:
             reason = MAX_TIME

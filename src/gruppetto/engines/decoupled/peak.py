@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ class PeakMemory:
     """Measures from now on: of this process as the kernel counts it, or on CUDA of tensors.
 
     Pages that other processes share count, too, once this one has touched them: those of rings.
+    Pages of files do not: the code of libraries is in memory once for all processes.
 
     Args:
         device: where the module computes.
@@ -27,11 +29,13 @@ class PeakMemory:
             self._before = torch.cuda.memory_allocated(device)
             return
         _load_kernels()
+        _give_back_free_memory()
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is now
         except OSError:
             return
         self._before = _status("VmRSS")
+        self._files_before = _status("RssFile") or 0
 
     def read(self) -> int | None:
         """Bytes; None where the system does not tell."""
@@ -41,6 +45,7 @@ class PeakMemory:
             now = torch.cuda.max_memory_allocated(self._device)
         else:
             now = _status("VmHWM") or self._before
+            now -= max(0, (_status("RssFile") or 0) - self._files_before)
         return max(0, now - self._before)
 
 
@@ -51,6 +56,13 @@ def _load_kernels() -> None:
     scores = functional.linear(functional.relu(hidden).flatten(1), torch.ones(3, 144))
     functional.cross_entropy(scores, torch.tensor([0, 1])).backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD([weight], lr=0.0, momentum=0.9).step()
+
+
+def _give_back_free_memory() -> None:
+    """What was freed and kept for later would be taken without being seen to grow."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the GNU library has it
+    if trim is not None:
+        trim(0)
 
 
 def _status(name: str) -> int | None:

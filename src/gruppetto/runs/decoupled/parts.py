@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from gruppetto.decoupled.memory import bytes_in_flight
 from gruppetto.decoupled.methods import Method
 from gruppetto.decoupled.network import Network
 from gruppetto.decoupled.schedule import Schedule
@@ -26,7 +27,6 @@ __all__ = [
     "DecoupledParts",
     "Mark",
     "build_decoupled_parts",
-    "bytes_in_flight",
     "plan_schedule",
     "predict_bytes",
 ]
@@ -158,28 +158,14 @@ def plan_schedule(settings: DecoupledSettings, num_per_epoch: int) -> Schedule:
     )
 
 
-def bytes_in_flight(network: Network, module: int) -> int:
-    """Bytes that a module's mini-batches in flight take at most, copies of weights included."""
-    method, probe = network.method, network.probe
-    delay, graph = method.delay(module), probe.graphs[module - 1]
-    if delay and method.keeps == "input":
-        inputs = probe.batch if module == 1 else probe.cuts[module - 2]
-        return graph + (delay + 1) * inputs
-    is_copied = delay and method.keeps == "graph-on-copy"
-    return (delay + 1) * (graph + (_weight_bytes(network, module) if is_copied else 0))
-
-
-def _weight_bytes(network: Network, module: int) -> int:
-    return sum(p.nbytes for p in network.stages[module - 1].parameters())
-
-
 def predict_bytes(network: Network, updating: Updating) -> int:
     """Bytes that all modules take at most, roughly: weights and what belongs to them, and what is
     in flight."""
     more = 0 if updating.compensation is None else updating.compensation.num_vectors
+    method = network.method
     return sum(
-        (_VECTORS + more) * _weight_bytes(network, module) + bytes_in_flight(network, module)
-        for module in range(1, network.num_modules + 1)
+        (_VECTORS + more) * sizes.weights + bytes_in_flight(sizes, method.keeps, delay)
+        for sizes, delay in zip(network.probe.modules, method.delays, strict=True)
     )
 
 

@@ -116,7 +116,11 @@ def train(prepared: Prepared, descriptors: list[int], number: int, pin: bool) ->
         engine = ModuleEngine(module, parts.schedule, ends, line, samples, max_time)
         if len(descriptors) > 1:
             _restore(module, engine, samples, descriptors[1])
-        journal = ModuleJournal(engine, module, line, parts.marks, PeakMemory(parts.device))
+        predicted = module.process_bytes
+        if parts.device.type == "cpu":
+            predicted += ends.num_bytes
+        peak = PeakMemory(parts.device)
+        journal = ModuleJournal(engine, module, line, parts.marks, peak, predicted)
         program = ModuleProgram(parts.schedule, number, module.version)
         journal.end(engine.run(program, journal))
 
