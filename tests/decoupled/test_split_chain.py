@@ -258,7 +258,7 @@ def test_only_tensors_that_have_gradients_cross(give: Any, what: str) -> None:
     example = (vectors(width=8),)
     assert names(chain_of(model, example)) == ["0", "1", "3"]
     why = (
-        f"cut '2': {what} crosses there; expected a tensor of floating-point numbers, or a tuple of "
+        f"cut '2': {what} crosses there; expected a tensor of floating-point numbers or a tuple of "
         "tensors with one of them; the nearest valid cuts are '1' before it and '3' after it"
     )
     with pytest.raises(InvalidSetting, match=why):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 __all__ = ["Failed", "Interrupted", "finish", "print_json"]
 
+#: Label, key, form; of a decoupled run, what only learners have is not shown.
 _SHOWN = (
     ("test accuracy", "test_accuracy", "{:.4f}"),
     ("test loss", "test_loss", "{:.4g}"),
@@ -29,9 +30,11 @@ _SHOWN = (
     ("mini-batches applied", "mini_batches_applied", "{:,}"),
     ("cancelled", "mini_batches_cancelled", "{:,}"),
     ("discarded", "mini_batches_discarded", "{:,}"),
+    ("dropped", "mini_batches_dropped", "{:,}"),
     ("weights sha256", "weights_sha256", "{}"),
     ("run", "run", "{}"),
 )
+_OF_LEARNERS = ("mini_batches_cancelled", "mini_batches_discarded")
 
 
 class Interrupted(Exception):
@@ -53,8 +56,9 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
         print_json({**result, "interrupted": True} if interrupted else result)
     else:
         table = Table(show_header=False, box=None, pad_edge=False)
+        left_out = _OF_LEARNERS if result.get("decouple") else ()
         for label, key, form in _SHOWN:
-            if result.get(key) is not None:
+            if result.get(key) is not None and key not in left_out:
                 table.add_row(label, form.format(result[key]))
         for name, value in result.get("metrics", {}).items():
             if name not in ("loss", "accuracy"):

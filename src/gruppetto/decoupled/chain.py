@@ -261,8 +261,8 @@ def _checked(model: nn.Module, pieces: Pieces, example: Inputs | None) -> Chain 
     for start, value in zip(starts[1:], crossing[1:], strict=True):
         if not _can_cross(value):
             walls[start] = (
-                f"{_describe(value)} crosses there; expected a tensor of floating-point numbers, or "
-                "a tuple of tensors with one of them"
+                f"{_describe(value)} crosses there; expected a tensor of floating-point numbers "
+                "or a tuple of tensors with one of them"
             )
     return Chain(pieces, walls, frozenset(starts[i] for i in edited))
 

@@ -221,5 +221,5 @@ class Template:
     def _receive(self) -> dict[str, Any]:
         message, _ = receive_json(self._control)
         if message is None:
-            raise RunFailed("the process that started the learners is gone, and they with it")
+            raise RunFailed("the process that starts all others of a run is gone, and they with it")
         return message
