@@ -113,6 +113,15 @@ def test_bad_usage_is_one_sentence(
     assert not Path("runs").exists()
 
 
+def test_a_grid_of_learners_and_modules_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--decouple", "ddg:modules=2", "--protocol", "async"]
+    assert _run(["compare", "digits", "--engine", "virtual", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert "--run decouple=ddg:modules=2 --run protocol=async" in captured.err
+    assert not Path("runs").exists()
+
+
 def test_divergence_exits_1_and_tells(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "digits", "--decouple", "ddg:modules=3", "--optimizer", "sgd:lr=1e30"]
     made = run_json(capsys, *words, *VIRTUAL, code=1)

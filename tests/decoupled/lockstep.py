@@ -11,7 +11,7 @@ from torch import nn
 from gruppetto.decoupled.methods import METHODS
 from gruppetto.decoupled.module import Module
 from gruppetto.decoupled.network import Network
-from gruppetto.decoupled.schedule import Schedule
+from gruppetto.decoupled.schedule import Schedule, Tail
 from gruppetto.decoupled.snapshot import Snapshot
 from gruppetto.training.building import build_model
 from gruppetto.training.mini_batches import MiniBatches
@@ -49,15 +49,17 @@ def run(
     optimizer: str = "sgd:lr=0.05,momentum=0.9",
     stop: int | None = None,
     since: Mapping[int, Snapshot] | None = None,
+    batch_size: int = 16,
+    tail: Tail = "drain",
     **updating: object,
 ) -> Ended:
-    """Run ``num`` mini-batches of 16; stop at a network version, or go on from one."""
+    """Run ``num`` mini-batches; stop at a network version, or go on from one."""
     method = METHODS.parse(spec)
-    mini_batches = MiniBatches(task, 16, 0)
+    mini_batches = MiniBatches(task, batch_size, 0)
     rules = Updating(parse_optimizer(optimizer), **updating)  # type: ignore[arg-type]
     network = Network(task, method, begins, rules, 0, mini_batches, CPU)
     modules = [network.module(k) for k in range(1, method.modules + 1)]
-    schedule = Schedule(method.delays, num)
+    schedule = Schedule(method.delays, num, tail)
     ended = Ended(network, modules, {})
     outputs, gradients = {}, {}
     done = {m.number: (0, 0) for m in modules}

@@ -133,3 +133,11 @@ def test_a_mask_that_comes_along_has_no_gradient() -> None:
     # Backward runs in all of them: one product more than forward and for the weights alone.
     assert second.operations > 3 * 2 * 4 * 8 * 8
     assert (second.backward or 0) > 0
+
+
+def test_gradients_of_rows_alone_are_no_dense_ones() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).train()
+    task, batch = task_of(torch.arange(8).reshape(4, 2))
+    embedding, _, _ = measure_costs(chain_of(model, (batch[0],)), task, batch, CPU, repeats=1)
+    assert embedding.output_bytes == 4 * 4 * 2 * 4
+    assert embedding.operations >= OPERATIONS_PER_BYTE * embedding.output_bytes

@@ -86,6 +86,11 @@ def compare(
     if own:
         common["delays"] = own
     wanted = [_read_run(text) for text in runs] if runs else grid(several)
+    if not runs and "decouple" in given and "protocol" in given:
+        raise InvalidSetting(
+            "compare: a grid is of learners or of modules; expected --decouple or --protocol, got "
+            "both; name each run by itself, like --run decouple=ddg:modules=2 --run protocol=async"
+        )
     if runs and several:
         raise InvalidSetting(f"compare: expected --run or a grid of {', '.join(several)}, got both")
     comparison = compare_runs(

@@ -257,7 +257,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.total += OPERATIONS_PER_COMPARISON * compared
         if not _is_view(func):
             touched = tensors_of([args, kwargs, result])
-            self.total += OPERATIONS_PER_BYTE * sum(t.nbytes for t in touched)
+            dense = [t for t in touched if t.layout == torch.strided]  # others have no one size
+            self.total += OPERATIONS_PER_BYTE * sum(t.nbytes for t in dense)
         return result
 
 

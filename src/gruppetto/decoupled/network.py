@@ -19,7 +19,7 @@ from gruppetto.decoupled.replica import as_payload, run_stage
 from gruppetto.decoupled.snapshot import Snapshot
 from gruppetto.decoupled.stage import tensors_of
 from gruppetto.errors import InvalidSetting, TaskError
-from gruppetto.training.building import build_model
+from gruppetto.training.building import build_model, build_scheduler, check_rate
 from gruppetto.training.mini_batches import MiniBatches
 from gruppetto.training.optimizers import build_optimizer
 from gruppetto.training.parameters import hash_tensors
@@ -111,16 +111,17 @@ class Network:
         self._evaluated = copy.deepcopy(self.model)
         self.stages = self.chain.stages(begins)
         self._names = [self._names_of(stage) for stage in self.stages]
-        trained = {
-            id(p)
-            for group in build_optimizer(
-                updating.optimizer, self.model, task.param_groups
-            ).param_groups
-            for p in group["params"]
-        }
+        optimizer = build_optimizer(updating.optimizer, self.model, task.param_groups)
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(p.requires_grad and id(p) in trained for p in self.model.parameters()):
             raise TaskError("the optimizer holds no parameter of the model that needs a gradient")
+        # Modules build theirs later, perhaps in processes of their own.
+        check_rate(optimizer, updating.modulation)
+        if updating.schedule is not None:
+            build_scheduler(updating.schedule, optimizer, updating.rate_scale)
         self.probe = self._probe()
+        if any(method.delays):
+            _check_copies(self.model)
 
     @property
     def num_modules(self) -> int:
@@ -250,6 +251,18 @@ class Network:
             module._buffers[name] = buffer  # it may have put another in its place
             buffer.copy_(value)
         return Probe(tuple(cuts), tuple(modules), tuple(tuples))
+
+
+def _check_copies(model: nn.Module) -> None:
+    """After a forward pass: modules with delays run on copies of their stages."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                raise TaskError(
+                    f"the model keeps {'.'.join(filter(None, (name, key)))!r} of a forward pass "
+                    "with its graph, and so cannot be copied for mini-batches in flight; detach "
+                    "it, or use weight_norm and spectral_norm of torch.nn.utils.parametrizations"
+                )
 
 
 def _check_outputs(outputs: Any, number: int) -> None:

@@ -140,15 +140,13 @@ def read_balance(balance: str | Sequence[float], modules: int) -> str | tuple[fl
     Raises:
         InvalidSetting: another word, or shares that are not K numbers above 0.
     """
-    if isinstance(balance, str):
-        if balance in _BALANCES:
-            return balance
-        try:
-            shares = tuple(float(part) for part in balance.split("/"))
-        except ValueError:
-            shares = ()
-    else:
-        shares = tuple(float(share) for share in balance)
+    if isinstance(balance, str) and balance in _BALANCES:
+        return balance
+    try:
+        parts = balance.split("/") if isinstance(balance, str) else balance
+        shares = tuple(float(part) for part in parts)
+    except (TypeError, ValueError):
+        shares = ()
     if not shares or not all(0.0 < share < math.inf for share in shares):
         raise InvalidSetting(
             f"balance: expected time, parameters, or shares above 0 like 1/1/2, got {balance!r}"

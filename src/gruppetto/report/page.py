@@ -130,6 +130,19 @@ def _staleness_caption(runs: Sequence[ReportedRun]) -> str:
     return modules if kinds == {True} else f"{learners}; of decoupled runs, {modules}"
 
 
+def _expected_caption(runs: Sequence[ReportedRun]) -> str:
+    learners = (
+        "what the same protocol takes with the delays actually drawn, if nothing else cost time"
+    )
+    modules = "what the schedule takes with the modules' mean passes and steps, if nothing else did"
+    kinds = {run.is_decoupled for run in runs}
+    if kinds == {False}:
+        return f"expected: {learners}"
+    if kinds == {True}:
+        return f"expected: {modules}"
+    return f"expected: {learners}; of decoupled runs, {modules}"
+
+
 def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
     names = ", ".join(run.name for run in runs)
     metric = shared_metric(runs)
@@ -208,8 +221,7 @@ def _plots(runs: Sequence[ReportedRun], target: Target | None) -> list[Plot]:
             time_plots.update_times(runs),
             "Time per update",
             time_plots.update_times_words(runs),
-            "expected: what the same protocol takes with the delays actually drawn, if nothing "
-            "else cost time",
+            _expected_caption(runs),
         ),
         (
             time_plots.learners_time(runs),

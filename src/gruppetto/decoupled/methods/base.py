@@ -40,7 +40,7 @@ class Method:
 
     def __post_init__(self) -> None:
         if isinstance(self.modules, bool) or not isinstance(self.modules, int) or self.modules < 1:
-            raise InvalidSetting(f"decouple: expected modules >= 1, got modules={self.modules}")
+            raise InvalidSetting(f"decouple: expected modules >= 1, got modules={self.modules!r}")
         if self.schedule not in ("free-running", "barrier"):
             raise InvalidSetting(
                 f"decouple: expected schedule free-running or barrier, got {self.schedule!r}"
@@ -97,9 +97,10 @@ class LooksAhead(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.lookahead) and 0.0 <= self.lookahead <= 1.0):
+        is_number = isinstance(self.lookahead, (int, float))
+        if not (is_number and math.isfinite(self.lookahead) and 0.0 <= self.lookahead <= 1.0):
             raise InvalidSetting(
-                f"decouple: expected lookahead in [0, 1], got lookahead={self.lookahead}"
+                f"decouple: expected lookahead in [0, 1], got lookahead={self.lookahead!r}"
             )
 
     def leap(self, module: int) -> float:

@@ -33,8 +33,9 @@ class FullyDecoupled(LooksAhead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.beta) and 0.0 < self.beta <= 1.0):
-            raise InvalidSetting(f"fdg: expected beta in (0, 1], got beta={self.beta}")
+        is_number = isinstance(self.beta, (int, float))
+        if not (is_number and math.isfinite(self.beta) and 0.0 < self.beta <= 1.0):
+            raise InvalidSetting(f"fdg: expected beta in (0, 1], got beta={self.beta!r}")
 
     def delay(self, module: int) -> int:
         return 2 * (self.modules - module)
