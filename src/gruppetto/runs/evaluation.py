@@ -14,8 +14,9 @@ import socket
 import time as clock
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from gruppetto.engines.local.memory import share
 from gruppetto.engines.local.wire import receive_json, send_json
-from gruppetto.errors import TaskError
+from gruppetto.errors import RunFailed, TaskError
 from gruppetto.runs.parts import Parts
 from gruppetto.training.packing import Packing
 
@@ -37,6 +38,7 @@ __all__ = [
     "Nowhere",
     "choose_evaluation",
     "evaluate_version",
+    "evaluation_failed",
     "finite_or_none",
     "is_evaluated",
     "serve_evaluations",
@@ -241,6 +243,24 @@ def choose_evaluation(parts: Parts, live: Callable[[], Evaluation]) -> Evaluatio
     if not is_evaluated(parts):
         return Nowhere()
     return Deferred(parts) if parts.settings.evaluate == "deferred" else live()
+
+
+def evaluation_failed(
+    error: TaskError, waiting: Sequence[Due], last_submitted: int, folder: Path
+) -> RunFailed:
+    """The task is at fault, but the run has begun: not bad usage.
+
+    Args:
+        error: what evaluating raised.
+        waiting: evaluations that are not done; the first is the one that failed.
+        last_submitted: version that failed where none waits.
+        folder: of the run.
+    """
+    version = waiting[0].version if waiting else last_submitted
+    return RunFailed(
+        f"version {version} cannot be evaluated: {error}; the run is in {folder}",
+        {"run": str(folder), "stopped_by": RunFailed.stopped_by},
+    )
 
 
 def finite_or_none(metrics: dict[str, float]) -> Metrics:

@@ -15,7 +15,7 @@ import msgspec
 from torch import Tensor
 
 from gruppetto.engines.base import Engine
-from gruppetto.errors import RunFailed, TaskError
+from gruppetto.errors import TaskError
 from gruppetto.protocols import Coordinator
 from gruppetto.protocols.account import Account
 from gruppetto.protocols.coordinator import DIVERGED, EPOCHS, GIVEN_UP
@@ -33,7 +33,7 @@ from gruppetto.protocols.messages import (
     LearnerLost,
     StopRequested,
 )
-from gruppetto.runs.evaluation import Due, Evaluation, Metrics
+from gruppetto.runs.evaluation import Due, Evaluation, Metrics, evaluation_failed
 from gruppetto.runs.expected import RoundTimes
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts, crosses
@@ -291,13 +291,10 @@ class Journal:
     def _guarded(self, evaluate: Callable[[], None]) -> None:
         try:
             evaluate()
-        except TaskError as error:  # the task is at fault, but the run has begun: not bad usage
-            folder = self._folder.path
+        except TaskError as error:
             waiting = self._evaluation.waiting()
-            version = waiting[0].version if waiting else self._last_submitted
-            raise RunFailed(
-                f"version {version} cannot be evaluated: {error}; the run is in {folder}",
-                {"run": str(folder), "stopped_by": RunFailed.stopped_by},
+            raise evaluation_failed(
+                error, waiting, self._last_submitted, self._folder.path
             ) from error
 
     def _evaluated(self, due: Due, metrics: Metrics) -> None:

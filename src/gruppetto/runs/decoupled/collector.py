@@ -15,7 +15,7 @@ from typing import Any
 
 from gruppetto.decoupled.schedule import COMPLETED
 from gruppetto.decoupled.snapshot import Snapshot
-from gruppetto.errors import Diverged, RunFailed, TaskError
+from gruppetto.errors import Diverged, TaskError
 from gruppetto.protocols.messages import NOT_FINITE, Event, PassFailed, StopRequested
 from gruppetto.runs.decoupled.checkpoints import pack_snapshots
 from gruppetto.runs.decoupled.ending import (
@@ -31,7 +31,7 @@ from gruppetto.runs.decoupled.parts import DecoupledParts, Mark
 from gruppetto.runs.decoupled.saved import Saved
 from gruppetto.runs.decoupled.tally import Tally
 from gruppetto.runs.divergence import last_metrics
-from gruppetto.runs.evaluation import Due, Metrics
+from gruppetto.runs.evaluation import Due, Metrics, evaluation_failed
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.journal import TARGET, Listener
 from gruppetto.runs.progress import Progress
@@ -238,13 +238,10 @@ class Collector:
     def _guarded(self, evaluate: Callable[[], None]) -> None:
         try:
             evaluate()
-        except TaskError as error:  # the task is at fault, but the run has begun: not bad usage
-            folder = self.folder.path
+        except TaskError as error:
             waiting = self._evaluation.waiting()
-            version = waiting[0].version if waiting else self._last_submitted
-            raise RunFailed(
-                f"version {version} cannot be evaluated: {error}; the run is in {folder}",
-                {"run": str(folder), "stopped_by": RunFailed.stopped_by},
+            raise evaluation_failed(
+                error, waiting, self._last_submitted, self.folder.path
             ) from error
 
     def _evaluated(self, due: Due, metrics: Metrics) -> None:
