@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import decoupled_tasks
+import device_roles
 import pytest
+import torch
 
 import gruppetto as gp
 from gruppetto.runs.execute import Run
@@ -65,6 +67,26 @@ def test_the_same_bits_as_in_virtual_time(
 ) -> None:
     """BatchNorm and dropout are in the model, and the last mini-batch of an epoch is smaller."""
     both(tmp_path, decouple, **settings)
+
+
+@pytest.mark.parametrize("decouple", ["ddg:modules=3", "fr:modules=3,schedule=barrier"])
+def test_rings_through_slots_that_receivers_make_as_on_gpus(
+    tmp_path: Path, decouple: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gruppetto.runs.decoupled.local.TRAIN", device_roles.TRAIN)
+    both(tmp_path, decouple, optimizer=ADAM)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
+def test_modules_on_gpus_learn_what_they_learn_in_virtual_time(tmp_path: Path, device: str) -> None:
+    """To the bit it is not promised there."""
+    runs = [
+        train(tmp_path, engine, "ddg:modules=3", device=where, evaluate="live")
+        for engine, where in (("virtual", "cpu"), ("local", device))
+    ]
+    losses = [run.history[-1]["train_loss"] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 @pytest.mark.parametrize("data", ["samples", "made"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
+import struct
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import shared_slots
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gruppetto.decoupled.schedule import Schedule
+from gruppetto.engines.decoupled import device_slots
 from gruppetto.engines.decoupled.batches import BatchPacking, copied_batch
 from gruppetto.engines.decoupled.channels import Channels
 from gruppetto.engines.decoupled.rings import Message, Ring, copied
@@ -108,9 +113,23 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return value.expand(3, *value.shape) if how == "expanded" else value
 
 
+#: Through the file, or through slots that the receiver makes, here in the CPU's memory.
+WAYS = pytest.mark.parametrize("way", ["file", "device"])
+
+
+@pytest.fixture(autouse=True)
+def slots_of_the_cpu() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        shared_slots.use(patch)
+        yield patch
+
+
+@WAYS
 @given(given=st.lists(tensors(), max_size=4), rest=st.binary(max_size=40))
-def test_tensors_come_out_as_they_went_in(given: list[Tensor], rest: bytes) -> None:
+def test_tensors_come_out_as_they_went_in(way: str, given: list[Tensor], rest: bytes) -> None:
     ring = Ring("it", 1, 100_000)
+    if way == "device":
+        ring.receive_on(shared_slots.CPU)
     for number in range(3):  # the slot is used again
         assert ring.offer(Message(number, 7, given, rest))
         assert not ring.offer(Message(9, 7, given, rest)), "the slot is taken"
@@ -131,8 +150,11 @@ def test_a_copy_has_the_same_bits_strides_and_alignment(given: Tensor) -> None:
     )
 
 
-def test_what_was_received_stays_when_its_slot_is_written_again() -> None:
+@WAYS
+def test_what_was_received_stays_when_its_slot_is_written_again(way: str) -> None:
     ring = Ring("it", 1, 400)
+    if way == "device":
+        ring.receive_on(shared_slots.CPU)
     ring.offer(Message(0, 1, [torch.zeros(100)]))
     first = ring.take(0)
     ring.offer(Message(1, 1, [torch.ones(100)]))
@@ -144,12 +166,17 @@ def test_what_was_received_stays_when_its_slot_is_written_again() -> None:
     ring.close()
 
 
+@WAYS
 @pytest.mark.parametrize("capacity", [1, 2, 3])
-def test_between_processes_in_order_under_pressure(capacity: int) -> None:
+def test_between_processes_in_order_under_pressure(capacity: int, way: str) -> None:
     """Both sides run as fast as they can; the echo comes back through a ring of its own."""
     there, back = Ring("there", capacity, 4096), Ring("back", capacity, 4096)
+    ready = os.eventfd(0, os.EFD_CLOEXEC)
 
     def echo() -> bool:
+        if way == "device":
+            there.receive_on(shared_slots.CPU)
+        os.eventfd_write(ready, 1)
         number = 0
         while isinstance(message := receive(there, number), Message):
             send(back, message)
@@ -158,6 +185,10 @@ def test_between_processes_in_order_under_pressure(capacity: int) -> None:
         return number == message.version
 
     child = in_child(echo)
+    if way == "device":
+        back.receive_on(shared_slots.CPU)
+    wait_for(ready)
+    os.close(ready)
     total, sent, heard = 200, 0, 0
     value = torch.arange(1000, dtype=torch.float32)
     while heard < total:
@@ -216,6 +247,85 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     assert "pad them alike in collate_fn" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert ring.offer(Message(5, 1, [torch.zeros(10)])), "no slot was lost"
+    ring.close()
+
+
+def test_a_device_has_room_for_the_usual_size_and_the_file_for_larger_ones() -> None:
+    ring = Ring("it", 2, 4000, headroom=4)
+    ring.receive_on(shared_slots.CPU)
+    assert ring._device_slots is not None
+    ring._device_slots.fill_(7)
+    large, small = torch.arange(4000, dtype=torch.float32), torch.arange(1000, dtype=torch.float32)
+    assert ring.offer(Message(0, 1, [large]))
+    assert ring._device_slots.eq(7).all(), "too large for these slots"
+    assert ring.offer(Message(1, 1, [small]))
+    assert ring._device_slots[1].ne(7).any(), "goes through these slots"
+    for number, value in enumerate([large, small]):
+        got = ring.take(number)
+        assert isinstance(got, Message)
+        assert got.tensors[0].equal(value)
+    with pytest.raises(TaskError, match="pad them alike in collate_fn"):
+        ring.offer(Message(2, 1, [torch.zeros(100_000)]))
+    ring.close()
+
+
+def test_memory_that_cannot_be_shared_is_named_in_one_sentence(
+    slots_of_the_cpu: pytest.MonkeyPatch,
+) -> None:
+    slots_of_the_cpu.undo()
+    ring = Ring("it", 1, 4000)
+
+    class Refused:
+        def __reduce__(self) -> Any:
+            return fail, ()
+
+    handle = pickle.dumps(Refused())
+    struct.pack_into("<q", ring._handle, 0, len(handle))
+    ring._handle[8 : 8 + len(handle)] = handle
+    with pytest.raises(TaskError) as caught:
+        ring.offer(Message(0, 1, [torch.zeros(4)]))
+    assert str(caught.value) == (
+        "two modules' processes cannot share memory of cpu: CUDA error: invalid argument; expected "
+        "a driver with CUDA inter-process communication: use --engine virtual, or --device cpu"
+    )
+    ring.close()
+
+
+def fail() -> None:
+    raise RuntimeError("CUDA error: invalid argument\nCUDA kernel errors might be reported")
+
+
+def test_slots_as_torch_shares_them() -> None:
+    slots = device_slots.make_slots(shared_slots.CPU, 2, 8)
+    assert slots.shape == (2, 8)
+    opened = device_slots.open_slots(device_slots.handle_of(slots), shared_slots.CPU)
+    slots[1].copy_(torch.arange(8))
+    assert opened[1].tolist() == list(range(8))
+
+
+def test_what_a_killed_process_leaves_is_removed(tmp_path: Path) -> None:
+    for name in ("torch_12_34_0", "torch_12_5_1", "torch_123_4_0", "sem.12"):
+        (tmp_path / name).touch()
+    device_slots.tidy(12, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["sem.12", "torch_123_4_0"]
+    device_slots.tidy(12, tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_tensors_come_out_on_the_device_of_the_receiver(
+    slots_of_the_cpu: pytest.MonkeyPatch,
+) -> None:
+    slots_of_the_cpu.undo()
+    ring = Ring("it", 1, 4000)
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    ring.receive_on(device)
+    for number in range(3):
+        value = torch.arange(1000, dtype=torch.float32, device="cuda:0") * number
+        assert ring.offer(Message(number, 1, [value.t()]))
+        got = ring.take(number)
+        assert isinstance(got, Message)
+        assert got.tensors[0].device == device
+        assert got.tensors[0].cpu().equal(value.cpu())
     ring.close()
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
+
 from gruppetto.decoupled.schedule import Schedule
 from gruppetto.engines.decoupled.rings import Ring
 
@@ -36,6 +38,18 @@ class Ends:
     #: Of these rings' slots, once each has held a full mini-batch.
     num_bytes: int = 0
 
+    def receive_on(self, device: torch.device) -> None:
+        """Have what comes from neighbours come straight to the module's device; before the start.
+
+        Samples stay on the CPU, where they are read.
+
+        Raises:
+            TaskError: memory of this device cannot be shared.
+        """
+        for ring in (self.inputs, self.gradients):
+            if ring is not None:
+                ring.receive_on(device)
+
 
 class Channels:
     """Rings between neighbours, one for batches from module 1 to K, and the barrier's counters.
@@ -52,11 +66,11 @@ class Channels:
         self._capacity = capacity
         self._cut_bytes, self._batch_bytes = cut_bytes, batch_bytes
         self._outputs = [
-            Ring(f"the outputs of module {k}", capacity, _HEADROOM * size)
+            Ring(f"the outputs of module {k}", capacity, size, _HEADROOM)
             for k, size in enumerate(cut_bytes, 1)
         ]
         self._gradients = [
-            Ring(f"the gradients of module {k}'s outputs", capacity, _HEADROOM * size)
+            Ring(f"the gradients of module {k}'s outputs", capacity, size, _HEADROOM)
             for k, size in enumerate(cut_bytes, 1)
         ]
         self._batches = None
@@ -64,7 +78,7 @@ class Channels:
             # As many as can be between the forward passes of modules 1 and K, so that nobody ever
             # waits for room here: full rings, and a mini-batch in hand at each module but the last.
             most = (modules - 1) * (capacity + 1)
-            self._batches = Ring("the samples of a mini-batch", most, _HEADROOM * batch_bytes)
+            self._batches = Ring("the samples of a mini-batch", most, batch_bytes, _HEADROOM)
         flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         later = range(2, modules + 1) if schedule.barrier else ()
         self._passed = {k: os.eventfd(0, flags) for k in later}

@@ -23,6 +23,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gruppetto.engines.decoupled.device_slots import (
+    finish_copies,
+    handle_of,
+    make_slots,
+    open_slots,
+)
 from gruppetto.engines.local.memory import share
 from gruppetto.errors import GruppettoError, TaskError
 from gruppetto.protocols.messages import StopAt
@@ -36,6 +42,7 @@ _HEADER_ROOM: Final = 16_384
 #: Kind, mini-batch (or version), samples, start and size of the header.
 _CELL: Final = struct.Struct("<qqqqq")
 _CELL_BYTES: Final = 512
+_SIZE: Final = struct.Struct("<q")
 _PAYLOAD: Final = 1
 _STOP: Final = 2
 
@@ -55,6 +62,8 @@ class Message(NamedTuple):
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     places: list[_Place]
     rest: bytes
+    #: Tensors lie in the receiver's slots on its device.
+    is_on_device: bool
 
 
 class Ring:
@@ -66,21 +75,28 @@ class Ring:
     Args:
         what: it carries, for messages to users: ``the outputs of module 1``.
         capacity: messages with tensors that it holds.
-        num_bytes: of the tensors of one message, at most. Pages of a slot take memory only once
+        num_bytes: of the tensors of one message.
+        headroom: messages may be so many times as large. Pages of a slot take memory only once
             they are written to.
     """
 
-    def __init__(self, what: str, capacity: int, num_bytes: int) -> None:
+    def __init__(self, what: str, capacity: int, num_bytes: int, headroom: int = 1) -> None:
         self.what = what
         self.capacity = capacity
-        self._slot_bytes = -(-(num_bytes + _HEADER_ROOM) // _PAGE) * _PAGE
+        self._num_bytes = num_bytes
+        self._slot_bytes = _pages(headroom * num_bytes + _HEADER_ROOM)
         # One cell more than slots, for the message that needs no slot.
         self._num_cells = capacity + 1
-        cells_bytes = -(-self._num_cells * _CELL_BYTES // _PAGE) * _PAGE
-        descriptor, mapped = share(cells_bytes + capacity * self._slot_bytes)
+        cells_end = _PAGE + _pages(self._num_cells * _CELL_BYTES)
+        descriptor, mapped = share(cells_end + capacity * self._slot_bytes)
         os.close(descriptor)  # the mapping holds the memory
-        self._cells = _bytes_of(mapped[:cells_bytes])
-        self._slots = list(mapped[cells_bytes:].view(capacity, self._slot_bytes))
+        #: Size of the handle of the receiver's slots on its device, and the handle; 0 for none.
+        self._handle = _bytes_of(mapped[:_PAGE])
+        self._cells = _bytes_of(mapped[_PAGE:cells_end])
+        self._slots = list(mapped[cells_end:].view(capacity, self._slot_bytes))
+        #: In the receiver those that it has made, in the sender the same; None where there are none
+        #: or the sender has not looked yet.
+        self._device_slots: Tensor | None = None
         flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE
         #: Readable while a message waits.
         self.filled = os.eventfd(0, flags)
@@ -103,24 +119,41 @@ class Ring:
             TaskError: it is larger than a slot.
         """
         places, end = _places(message.tensors)
-        header = msgspec.msgpack.encode(_Header(places, message.rest))
-        if end + len(header) > self._slot_bytes:
+        there = self._on_device(message.tensors, end)
+        # Beside the tensors, which are elsewhere if they are on the device.
+        start = 0 if there is not None else end
+        header = msgspec.msgpack.encode(_Header(places, message.rest, there is not None))
+        if start + len(header) > self._slot_bytes:
             raise TaskError(
-                f"{self.what} for mini-batch {message.mini_batch} take {end + len(header)} bytes, "
-                f"and a slot between two processes holds {self._slot_bytes}; expected mini-batches "
-                "of about the size of the first: pad them alike in collate_fn, or use "
+                f"{self.what} for mini-batch {message.mini_batch} take {start + len(header)} "
+                f"bytes, and a slot between two processes holds {self._slot_bytes}; expected "
+                "mini-batches of about the size of the first: pad them alike in collate_fn, or use "
                 "--engine virtual"
             )
         if not _take(self.free):
             return False
-        slot = self._slots[self._filled % self.capacity]
+        number = self._filled % self.capacity
+        slot = self._slots[number]
+        space = slot if there is None else there[number]
         for place, tensor in zip(places, message.tensors, strict=True):
-            _write(slot, place, tensor)
-        _bytes_of(slot)[end : end + len(header)] = header
+            _write(space, place, tensor)
+        finish_copies(space.device, *(tensor.device for tensor in message.tensors))
+        _bytes_of(slot)[start : start + len(header)] = header
         self._filled += 1
-        numbers = (_PAYLOAD, message.mini_batch, message.num_samples, end, len(header))
+        numbers = (_PAYLOAD, message.mini_batch, message.num_samples, start, len(header))
         self._post(_CELL.pack(*numbers))
         return True
+
+    def _on_device(self, tensors: Sequence[Tensor], num_bytes: int) -> Tensor | None:
+        """The receiver's slots on its device, if it has any and these tensors belong there."""
+        [size] = _SIZE.unpack_from(self._handle)
+        if not size or not tensors:
+            return None
+        if self._device_slots is None:
+            handle = bytes(self._handle[_SIZE.size : _SIZE.size + size])
+            self._device_slots = open_slots(handle, tensors[0].device)
+        # A larger one goes through the file, which has more room.
+        return self._device_slots if num_bytes <= self._device_slots.shape[1] else None
 
     def send_stop(self, stop: StopAt) -> None:
         """Tell the receiver at which version the run ends; at most once."""
@@ -136,6 +169,19 @@ class Ring:
 
     # -------------------------------------------------------------- receiver
 
+    def receive_on(self, device: torch.device) -> None:
+        """Have tensors come through memory of a device; the receiver, before anything is sent.
+
+        Messages beyond the usual size go through the CPU's memory.
+
+        Raises:
+            TaskError: memory of this device cannot be shared.
+        """
+        self._device_slots = make_slots(device, self.capacity, _pages(self._num_bytes + _PAGE))
+        handle = handle_of(self._device_slots)
+        _SIZE.pack_into(self._handle, 0, len(handle))
+        self._handle[_SIZE.size : _SIZE.size + len(handle)] = handle
+
     def take(self, mini_batch: int) -> Message | StopAt | None:
         """The next message, in memory of its own; None when there is none yet.
 
@@ -149,7 +195,7 @@ class Ring:
             return None
         start = self._received % self._num_cells * _CELL_BYTES
         self._received += 1
-        kind, number, num_samples, end, size = _CELL.unpack_from(self._cells, start)
+        kind, number, num_samples, header_start, size = _CELL.unpack_from(self._cells, start)
         if kind == _STOP:
             text = self._cells[start + _CELL.size : start + _CELL.size + size]
             return StopAt(number, bytes(text).decode())
@@ -157,10 +203,15 @@ class Ring:
             raise GruppettoError(
                 f"{self.what}: expected mini-batch {mini_batch}, got {number}: a bug in the engine"
             )
-        slot = self._slots[self._emptied % self.capacity]
-        data = bytes(_bytes_of(slot)[end : end + size])
+        position = self._emptied % self.capacity
+        space = self._slots[position]
+        data = bytes(_bytes_of(space)[header_start : header_start + size])
         header = msgspec.msgpack.decode(data, type=_Header)
-        tensors = [_read(slot, place) for place in header.places]
+        if header.is_on_device:
+            assert self._device_slots is not None
+            space = self._device_slots[position]
+        tensors = [_read(space, place) for place in header.places]
+        finish_copies(space.device)
         self._emptied += 1
         os.eventfd_write(self.free, 1)
         return Message(number, num_samples, tensors, header.rest)
@@ -175,6 +226,11 @@ def copied(tensor: Tensor) -> Tensor:
 def span_bytes(tensors: Sequence[Tensor]) -> int:
     """Bytes that tensors take in a slot."""
     return _places(tensors)[1]
+
+
+def _pages(num_bytes: int) -> int:
+    """Bytes of whole pages."""
+    return -(-num_bytes // _PAGE) * _PAGE
 
 
 def _bytes_of(block: Tensor) -> memoryview:
@@ -229,11 +285,11 @@ def _read(slot: Tensor, place: Any) -> Tensor:
     start, size, name, shape, strides = place
     dtype: torch.dtype = getattr(torch, name)
     if not size:
-        return torch.empty_strided(shape, strides, dtype=dtype)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=slot.device)
     source = slot[start : start + size].view(dtype)
     # Torch's memory starts at multiples of the alignment: as far past one as the sender's.
     past = start % _ALIGNMENT // dtype.itemsize
-    own = torch.empty(past + len(source), dtype=dtype)[past:]
+    own = torch.empty(past + len(source), dtype=dtype, device=slot.device)[past:]
     return own.copy_(source).as_strided(shape, strides)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gruppetto.engines.decoupled.device_slots import tidy
 from gruppetto.engines.decoupled.line import (
     Ended,
     Handed,
@@ -121,6 +122,8 @@ class LocalRun:
         """End whatever still runs."""
         self._stop_reason = self._stop_reason or "ended"  # the pipe is closed to handlers
         self._template.close()
+        for process in self._modules_by_pid:
+            tidy(process)
         for channel in self._channels.values():
             channel.close()
         for descriptor in (self._awake, self._wake):

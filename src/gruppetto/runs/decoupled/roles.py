@@ -119,6 +119,8 @@ def train(prepared: Prepared, descriptors: list[int], number: int, pin: bool) ->
         predicted = module.process_bytes
         if parts.device.type == "cpu":
             predicted += ends.num_bytes
+        else:
+            ends.receive_on(parts.device)
         peak = PeakMemory(parts.device)
         journal = ModuleJournal(engine, module, line, parts.marks, peak, predicted)
         program = ModuleProgram(parts.schedule, number, module.version)
