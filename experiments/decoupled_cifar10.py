@@ -16,15 +16,11 @@ A run that diverges counts as chance, 10 %.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
-import json
-import multiprocessing
-import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
+from resumable import as_they_end, parse, percent, read, save
 
 import gruppetto as gp
 
@@ -108,14 +104,6 @@ def best(row: dict[str, Any]) -> float:
     return CHANCE if row["diverged_at"] is not None else max(row["accuracy"])
 
 
-def spread(values: list[float]) -> str:
-    """In per cent: the mean, and each seed's behind it."""
-    if not values:
-        return "not run"
-    each = ", ".join(f"{100 * value:.1f}" for value in values)
-    return f"{100 * statistics.mean(values):.1f} ({each})"
-
-
 def tables(rows: list[dict[str, Any]]) -> str:
     """One table in Markdown."""
     lines = [
@@ -134,43 +122,24 @@ def tables(rows: list[dict[str, Any]]) -> str:
         late = f"{trained[0]['mean_staleness']:.2f}" if trained else ""
         lines.append(
             f"| {model} | {optimizer.partition(':')[0]} | `{method}` "
-            f"| {spread([accuracy(r) for r in own])} | {spread([best(r) for r in own])} "
+            f"| {percent([accuracy(r) for r in own])} | {percent([best(r) for r in own])} "
             f"| {loss} | {late} |"
         )
     return "\n".join(lines)
 
 
-def save(rows: list[dict[str, Any]], path: Path) -> None:
-    """One line for each run; whole or not at all."""
-    text = ",\n".join(json.dumps(row) for row in rows)
-    beside = path.with_suffix(".part")
-    beside.write_text(f"[\n{text}\n]\n")
-    beside.replace(path)
-
-
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", help="folder of CIFAR-10")
-    parser.add_argument("--out", type=Path, default=HERE / "decoupled_cifar10.json")
-    parser.add_argument("--at-once", type=int, default=2, help="runs at a time (default: 2)")
-    parser.add_argument("--tables", action="store_true", help="only print what there is")
-    arguments = parser.parse_args(given)
-    if not arguments.tables and arguments.data is None:
-        parser.error("expected --data DIR, the folder of CIFAR-10, or --tables")
-    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    arguments = parse(__doc__, HERE / "decoupled_cifar10.json", given, needs="CIFAR-10")
+    rows = read(arguments.out)
     if not arguments.tables:
         done = {name_of(row) for row in rows}
         folders = arguments.out.with_suffix(".runs")
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(arguments.at_once, context) as pool:
-            waiting = {
-                pool.submit(train, run, arguments.data, folders / name_of(run))
-                for run in planned() if name_of(run) not in done
-            }  # fmt: skip
-            for future in concurrent.futures.as_completed(waiting):
-                rows.append(future.result())
-                save(rows, arguments.out)
-                print(f"{name_of(rows[-1])}: {100 * accuracy(rows[-1]):.1f} %", flush=True)
+        left = [run for run in planned() if name_of(run) not in done]
+        jobs = [(run, arguments.data, folders / name_of(run)) for run in left]
+        for row in as_they_end(train, jobs, arguments.at_once):
+            rows.append(row)
+            save(rows, arguments.out)
+            print(f"{name_of(row)}: {100 * accuracy(row):.1f} %", flush=True)
     print(tables(rows))
 
 

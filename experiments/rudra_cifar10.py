@@ -17,13 +17,11 @@ that diverges counts as chance, 10 %.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
-import json
-import multiprocessing
 import statistics
 from pathlib import Path
 from typing import Any
+
+from resumable import as_they_end, parse, percent, read, save
 
 import gruppetto as gp
 
@@ -57,6 +55,7 @@ def planned() -> list[dict[str, Any]]:
                 add(seed, f"softsync:n={n}", modulation)
         for batch_size, learners in GRID:
             add(seed, "softsync:n=1", "inverse-mean", learners=learners, batch_size=batch_size)
+    for seed in SEEDS:
         for n in (30, 15):
             add(seed, f"softsync:n={n}", LITERAL)
     return runs
@@ -120,20 +119,12 @@ def mean_staleness(row: dict[str, Any]) -> float:
     return sum(value * c for value, c in counts.items()) / max(1, sum(counts.values()))
 
 
-def spread(values: list[float]) -> str:
-    """In per cent: the mean, and each seed's behind it."""
-    if not values:
-        return "not run"
-    each = ", ".join(f"{100 * value:.1f}" for value in values)
-    return f"{100 * statistics.mean(values):.1f} ({each})"
-
-
 def tables(rows: list[dict[str, Any]]) -> str:
     """Two tables in Markdown."""
 
     def errors(protocol: str, modulation: str, mu: int = BATCH_SIZE, lam: int = LEARNERS) -> str:
         wanted = (protocol, modulation, mu, lam)
-        return spread([1 - accuracy(row) for row in rows if kind_of(row) == wanted])
+        return percent([1 - accuracy(row) for row in rows if kind_of(row) == wanted])
 
     columns = (*MODULATIONS, LITERAL)
     lines = [
@@ -161,37 +152,18 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def save(rows: list[dict[str, Any]], path: Path) -> None:
-    """One line for each run; whole or not at all."""
-    text = ",\n".join(json.dumps(row) for row in rows)
-    beside = path.with_suffix(".part")
-    beside.write_text(f"[\n{text}\n]\n")
-    beside.replace(path)
-
-
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", help="folder of CIFAR-10")
-    parser.add_argument("--out", type=Path, default=HERE / "rudra_cifar10.json")
-    parser.add_argument("--at-once", type=int, default=2, help="runs at a time (default: 2)")
-    parser.add_argument("--tables", action="store_true", help="only print what there is")
-    arguments = parser.parse_args(given)
-    if not arguments.tables and arguments.data is None:
-        parser.error("expected --data DIR, the folder of CIFAR-10, or --tables")
-    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    arguments = parse(__doc__, HERE / "rudra_cifar10.json", given, needs="CIFAR-10")
+    rows = read(arguments.out)
     if not arguments.tables:
         done = {name_of(row) for row in rows}
         folders = arguments.out.with_suffix(".runs")
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(arguments.at_once, context) as pool:
-            waiting = {
-                pool.submit(train, run, arguments.data, folders / name_of(run))
-                for run in planned() if name_of(run) not in done
-            }  # fmt: skip
-            for future in concurrent.futures.as_completed(waiting):
-                rows.append(future.result())
-                save(rows, arguments.out)
-                print(f"{name_of(rows[-1])}: {100 - 100 * accuracy(rows[-1]):.1f} % error")
+        left = [run for run in planned() if name_of(run) not in done]
+        jobs = [(run, arguments.data, folders / name_of(run)) for run in left]
+        for row in as_they_end(train, jobs, arguments.at_once):
+            rows.append(row)
+            save(rows, arguments.out)
+            print(f"{name_of(row)}: {100 - 100 * accuracy(row):.1f} % error", flush=True)
     print(tables(rows))
 
 

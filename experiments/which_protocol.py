@@ -19,16 +19,14 @@ diverges, counts as infinitely long.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
-import json
 import math
-import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from resumable import as_they_end, parse, read, save
 
 import gruppetto as gp
 
@@ -202,32 +200,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def save(rows: list[dict[str, Any]], path: Path) -> None:
-    """One line for each run; whole or not at all."""
-    text = ",\n".join(json.dumps(row) for row in sorted(rows, key=place_of))
-    beside = path.with_suffix(".part")
-    beside.write_text(f"[\n{text}\n]\n")
-    beside.replace(path)
-
-
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=HERE / "which_protocol.json")
-    parser.add_argument("--at-once", type=int, default=2, help="runs at a time (default: 2)")
-    parser.add_argument("--tables", action="store_true", help="only print what there is")
-    arguments = parser.parse_args(given)
-    rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    if not arguments.tables:
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(arguments.at_once, context) as pool:
-            while to_do := jobs(rows):
-                print(f"{len(to_do)} runs", flush=True)
-                waiting = [pool.submit(train, job) for job in to_do]
-                for n, future in enumerate(concurrent.futures.as_completed(waiting), 1):
-                    rows.append(future.result())
-                    if n % 20 == 0 or n == len(waiting):
-                        save(rows, arguments.out)
-                        print(f"  {n} done", flush=True)
+    arguments = parse(__doc__, HERE / "which_protocol.json", given)
+    rows = read(arguments.out)
+    while not arguments.tables and (to_do := jobs(rows)):
+        print(f"{len(to_do)} runs", flush=True)
+        each = [(job,) for job in to_do]
+        for n, row in enumerate(as_they_end(train, each, arguments.at_once), 1):
+            rows.append(row)
+            if n % 20 == 0 or n == len(to_do):
+                save(sorted(rows, key=place_of), arguments.out)
+                print(f"  {n} done", flush=True)
     print(tables(rows))
 
 

@@ -20,6 +20,8 @@ EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
 def load(name: str) -> ModuleType:
+    if str(EXPERIMENTS) not in sys.path:
+        sys.path.append(str(EXPERIMENTS))  # as for a script in that folder
     spec = importlib.util.spec_from_file_location(f"experiment_{name}", EXPERIMENTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,72 @@
+"""What experiments of many runs share: rows saved as runs end, runs side by side, the command line.
+
+A row is what is kept of one run. What is there is not computed again; a run that is stopped midway
+goes on from its own folder where the experiment keeps one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def parse(text: str, out: Path, given: list[str] | None, needs: str = "") -> argparse.Namespace:
+    """The command line of such an experiment: ``out``, ``at_once``, ``tables``, and ``data``.
+
+    Args:
+        text: the script's docstring.
+        out: where rows lie unless told otherwise.
+        given: words; None for those of the process.
+        needs: what folder it reads; empty for none.
+    """
+    parser = argparse.ArgumentParser(description=text.split("\n")[0])
+    if needs:
+        parser.add_argument("--data", help=f"folder of {needs}")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time (default: 2)")
+    parser.add_argument("--tables", action="store_true", help="only print what there is")
+    arguments = parser.parse_args(given)
+    if needs and not arguments.tables and arguments.data is None:
+        parser.error(f"expected --data DIR, the folder of {needs}, or --tables")
+    return arguments
+
+
+def read(path: Path) -> list[Row]:
+    """The rows there are."""
+    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
+    return rows
+
+
+def save(rows: Iterable[Row], path: Path) -> None:
+    """One line for each row; whole or not at all."""
+    text = ",\n".join(json.dumps(row) for row in rows)
+    beside = path.with_suffix(".part")
+    beside.write_text(f"[\n{text}\n]\n")
+    beside.replace(path)
+
+
+def as_they_end(
+    work: Callable[..., Row], jobs: Iterable[tuple[Any, ...]], at_once: int
+) -> Iterator[Row]:
+    """Do all jobs in so many processes; rows in the order in which they come."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(at_once, context) as pool:
+        waiting = [pool.submit(work, *job) for job in jobs]
+        for future in concurrent.futures.as_completed(waiting):
+            yield future.result()
+
+
+def percent(values: list[float]) -> str:
+    """The mean, and each seed's behind it."""
+    if not values:
+        return "not run"
+    each = ", ".join(f"{100 * value:.1f}" for value in values)
+    return f"{100 * statistics.mean(values):.1f} ({each})"
