@@ -96,10 +96,13 @@ def _run(words: list[str]) -> int:
         return _fail(str(error), 1)
     except GruppettoError as error:
         return _fail(str(error), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        # click puts its own exception around an interrupt; a run says there where it is.
+        told = (error.__cause__ or error).args
+        run = str(told[0]) if told else None
         if as_json:
-            print_json({"run": None, "interrupted": True})
-        return _fail("interrupted", 130)
+            print_json({"run": run, "interrupted": True})
+        return _fail("interrupted" if run is None else f"interrupted; the run is in {run}", 130)
     except BrokenPipeError:
         # The reader of our output has gone; nothing is left to say, also not at shutdown.
         sys.stderr.close()

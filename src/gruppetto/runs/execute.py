@@ -204,8 +204,13 @@ def _history_row(row: EvaluationRow) -> dict[str, float | None]:
 
 
 @contextmanager
-def stopping_on_signals(request_stop: Callable[[str], object]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run cleanly; the second is an ordinary interrupt."""
+def stopping_on_signals(request_stop: Callable[[str], object], folder: RunFolder) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run cleanly; the second is an ordinary interrupt.
+
+    Args:
+        request_stop: told why.
+        folder: of the run; a KeyboardInterrupt says where it is.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,5 +228,8 @@ def stopping_on_signals(request_stop: Callable[[str], object]) -> Iterator[None]
         before[number] = signal.signal(number, stop)
     try:
         yield
+    except KeyboardInterrupt as error:
+        error.args = (str(folder.path),)
+        raise
     finally:
         restore()

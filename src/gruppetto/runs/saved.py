@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from gruppetto.errors import RunFolderError
+from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.protocols.messages import Command, Event, LearnerJoined, LearnerLost
 from gruppetto.runs.folder import RunFolder
 from gruppetto.runs.parts import Parts
 from gruppetto.trace import EvaluationRow, GammaRow, read_trace
 
-__all__ = ["Saved", "read_saved"]
+__all__ = ["Saved", "check_limits", "read_saved"]
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,29 @@ def read_saved(
         raise RunFolderError(f"{folder.path} is complete ({parts.coordinator.finished})")
     parts.server.load(tensors, plain["server"])
     return Saved(row, tensors, plain, history, trace.evaluations, trace.gammas)
+
+
+def check_limits(
+    given: Mapping[str, Any], recorded: Mapping[str, Any], *, updates: int, time: float
+) -> None:
+    """Refuse to go on to where a run has been already; its own limits are no such wish.
+
+    Args:
+        given: limits to resume with, those that are.
+        recorded: settings of the run.
+        updates: that it has made.
+        time: run time of its last event, in seconds.
+
+    Raises:
+        InvalidSetting: a new limit is behind it.
+    """
+    new = {key: limit for key, limit in given.items() if limit != recorded.get(key)}
+    if new.get("updates", updates) < updates:
+        raise InvalidSetting(
+            f"updates: the run has made {updates} already; expected more, got {new['updates']}"
+        )
+    if new.get("max_time", time) < time:
+        raise InvalidSetting(
+            f"max_time: the run has taken {time:.6g} s of run time already; expected more, "
+            f"got {new['max_time']:g}"
+        )

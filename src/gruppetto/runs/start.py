@@ -20,7 +20,7 @@ from gruppetto.runs.journal import Journal, Listener
 from gruppetto.runs.measuring import measuring_of
 from gruppetto.runs.parts import Ingredients, Parts, build_parts, prepared_torch
 from gruppetto.runs.progress import Progress, announce
-from gruppetto.runs.saved import Saved, read_saved
+from gruppetto.runs.saved import Saved, check_limits, read_saved
 from gruppetto.runs.settings import CommonSettings, Settings, read_settings
 from gruppetto.runs.tensorboard import follow_log, require_tensorboard, tell_both
 from gruppetto.runs.versions import pack_versions, unpack_versions
@@ -90,6 +90,7 @@ def resume(
 
     Raises:
         RunFolderError: no run there, no checkpoint, or the run is complete.
+        InvalidSetting: it has been at a new limit already.
     """
     folder = RunFolder.open(run)
     if "decouple" in read_config(folder.path).settings:
@@ -105,12 +106,15 @@ def resume(
             **limits,
         )
     changed = {key: value for key, value in limits.items() if value is not None}
-    settings = read_settings(Settings, {**folder.settings().model_dump(), **changed})
+    recorded = folder.settings().model_dump()
+    settings = read_settings(Settings, {**recorded, **changed})
     checkpoint = folder.load_checkpoint()
     with prepared_torch(settings):
         ingredients = recall(folder, settings, task, optimizer, schedule)
         parts = build_parts(settings, ingredients)
         saved = read_saved(folder, checkpoint, parts)
+        version = parts.coordinator.version
+        check_limits(changed, recorded, updates=version, time=saved.time)
         with _prepared(settings, ingredients) as template:
             return _run(parts, template, folder, saved, None, progress, on_event)
 
@@ -229,7 +233,7 @@ def _run_virtually(
             told = ((event, commands) for _, event, commands in saved.history)
             engine.restore(told, versions, saved.plain["newest"])
             journal.resume(saved.history, saved.evaluations, saved.gammas, saved.plain)
-        with stopping_on_signals(engine.request_stop):
+        with stopping_on_signals(engine.request_stop, folder):
             result = conclude(parts, engine, journal, folder)
     finally:
         writer.close()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gruppetto.decoupled.methods import METHODS
-from gruppetto.errors import InvalidSetting
 from gruppetto.runs.decoupled.collector import Collector
 from gruppetto.runs.decoupled.evaluation import choose_evaluation
 from gruppetto.runs.decoupled.parts import DecoupledParts, build_decoupled_parts
@@ -20,6 +19,7 @@ from gruppetto.runs.folder import RunFolder, new_folder
 from gruppetto.runs.journal import Listener
 from gruppetto.runs.parts import Ingredients, prepared_torch
 from gruppetto.runs.progress import Progress, standard_error
+from gruppetto.runs.saved import check_limits
 from gruppetto.runs.settings import read_settings
 from gruppetto.runs.tensorboard import TensorBoardLog, follow_log, require_tensorboard, tell_both
 from gruppetto.trace import TraceWriter
@@ -85,6 +85,7 @@ def resume_decoupled(
 
     Raises:
         RunFolderError: no checkpoint, or the run is complete.
+        InvalidSetting: it has been at a new limit already.
     """
     from gruppetto.runs.start import recall
 
@@ -95,11 +96,7 @@ def resume_decoupled(
         ingredients = recall(folder, settings, task, optimizer, schedule)
         parts = build_decoupled_parts(settings, ingredients)
         saved = read_saved(folder, parts)
-        updates = settings.updates
-        if changed.get("updates") is not None and updates is not None and updates < saved.version:
-            raise InvalidSetting(
-                f"updates: the run has made {saved.version} already; expected more, got {updates}"
-            )
+        check_limits(changed, recorded, updates=saved.version, time=saved.time)
         with _engine(parts, ingredients, saved) as engine:
             return _run(parts, engine, folder, saved, None, progress, on_event)
 
@@ -142,7 +139,7 @@ def _run(
     evaluation = choose_evaluation(parts, bar.warn)
     writer = TraceWriter(folder.trace, None if saved is None else saved.row)
     try:
-        with bar, stopping_on_signals(engine.request_stop):
+        with bar, stopping_on_signals(engine.request_stop, folder):
             collector = Collector(
                 parts,
                 folder,

@@ -89,7 +89,7 @@ def run_locally(
         RunFailed: the run ended without its goal; its folder holds what there is.
     """
     supervisor = Supervisor(parts, template, folder, bar, on_event)
-    with stopping_on_signals(supervisor.request_stop):
+    with stopping_on_signals(supervisor.request_stop, folder):
         supervisor.run(next_learner)
     trace = read_trace(folder.trace)
     assert trace.end is not None
