@@ -71,6 +71,20 @@ def test_resuming_another_run_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert _run([*words, "--decouple", "ddg:modules=2", "--resume", "--updates", "9"]) == 0
 
 
+def test_runs_of_a_comparison_may_be_cut_each_by_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = run_json(
+        capsys, "compare", "digits", *VIRTUAL, "--updates", "5", "--out", "cuts",
+        "--run", "decouple=ddg:modules=2;cut=2", "--run", "decouple=ddg:modules=2;cut=1",
+    )  # fmt: skip
+    assert [Path(run["run"]).name for run in made["runs"]] == [
+        "00-ddg-modules=2-cut=2",
+        "01-ddg-modules=2-cut=1",
+    ]
+    assert [run["begins"] for run in made["runs"]] == [["2"], ["1"]]
+
+
 def test_compare_makes_one_report(capsys: pytest.CaptureFixture[str]) -> None:
     made = run_json(
         capsys, "compare", "digits", *VIRTUAL, "--decouple", "bp:modules=2",

@@ -22,7 +22,7 @@ from gruppetto.errors import InvalidSetting, RunFolderError
 from gruppetto.spec import suggest
 
 #: What is the same for all runs of a comparison.
-_COMMON: Final = ("target", "delay", "cut")
+_COMMON: Final = ("target", "delay")
 
 
 @click.command(
@@ -36,7 +36,8 @@ _COMMON: Final = ("target", "delay", "cut")
     "runs",
     multiple=True,
     metavar="KEY=V;KEY=V",
-    help="One run by itself, like 'protocol=async;modulation=none'; instead of a grid.",
+    help="One run by itself, like 'protocol=async;modulation=none', or "
+    "'decouple=ddg:modules=3;cut=2;cut=4'; instead of a grid.",
 )
 @out("Folder of the comparison.  [a new one under runs/]")
 @tensorboard
@@ -194,6 +195,9 @@ def _read_run(text: str) -> dict[str, Any]:
         if key not in types or key in _COMMON:
             valid = [k for k in types if k not in _COMMON]
             raise InvalidSetting(f"run {text!r} has an unknown key {key!r}; {suggest(key, valid)}")
+        if key == "cut":
+            values.setdefault("cuts", []).append(value)
+            continue
         kind = types[key]
         try:
             values[key] = kind(value) if kind in (int, float) else value

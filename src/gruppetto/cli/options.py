@@ -245,7 +245,9 @@ def as_json(function: F) -> F:
 
 def quiet(function: F) -> F:
     """--quiet"""
-    return click.option("--quiet", is_flag=True, help="No progress on standard error.")(function)
+    return click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")(
+        function
+    )
 
 
 def out(what: str) -> Callable[[F], F]:

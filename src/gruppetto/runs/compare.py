@@ -128,11 +128,13 @@ def _check(
 
 def label_of(run: Mapping[str, Any], settings: Settings | DecoupledSettings) -> str:
     """What tells a run from the others in words: ``async modulation=none``."""
-    # A bound on staleness is written into the protocol, and cuts follow from K.
+    # A bound on staleness is written into the protocol.
     told = ("protocol", "decouple", "delays", "max_staleness", "on_stale", "cuts", "balance")
     others = [key for key in run if key not in told]
     name = settings.protocol if isinstance(settings, Settings) else settings.decouple
-    return " ".join([name, *(f"{key}={getattr(settings, key, run[key])}" for key in others)])
+    cuts = [f"cut={','.join(run['cuts'])}"] if run.get("cuts") else []
+    own = [f"{key}={getattr(settings, key, run[key])}" for key in others]
+    return " ".join([name, *cuts, *own])
 
 
 def _safe(label: str) -> str:
