@@ -5,7 +5,8 @@ network, λ = 30 learners with mini-batches of μ = 4, momentum 0.9, rate 0.001,
 1, 2, 5, 15 and 30, in virtual time with nearly equal learners (gamma:shape=100: 10 % variation).
 Per n the fixed rate, the rate over the mean staleness, and the rate over each gradient's own;
 hardsync is the control. Eight epochs instead of 140, at a constant rate: hardsync passes 35 % error
-by then. Then a small grid of (μ, λ) under 1-softsync for the rule μλ ≈ constant.
+by then. Then a small grid of (μ, λ) under 1-softsync for the rule μλ ≈ constant, and a control that
+tells staleness from momentum: hardsync and 1-softsync without it, at ten times the rate.
 
     python experiments/rudra_cifar10.py --data DIR      # hours; continues where it was stopped
     python experiments/rudra_cifar10.py --tables        # only the tables of what there is
@@ -28,7 +29,10 @@ import gruppetto as gp
 HERE = Path(__file__).parent
 EPOCHS = 8
 SEEDS = (0, 1)
-LEARNERS, BATCH_SIZE, RATE = 30, 4, 0.001
+LEARNERS, BATCH_SIZE = 30, 4
+OPTIMIZER = "sgd:lr=0.001,momentum=0.9"
+#: As far per sample in the long run.
+PLAIN = "sgd:lr=0.01"
 N = (30, 15, 1, 5, 2)
 MODULATIONS = ("none", "inverse-mean", "inverse")
 LITERAL = "inverse:apply_to=gradient"
@@ -42,7 +46,7 @@ def planned() -> list[dict[str, Any]]:
     """All runs, the ones that tell most first."""
     runs = []
 
-    def add(seed: int, protocol: str, modulation: str, **others: int) -> None:
+    def add(seed: int, protocol: str, modulation: str, **others: Any) -> None:
         run = {"seed": seed, "protocol": protocol, "modulation": modulation,
                "learners": LEARNERS, "batch_size": BATCH_SIZE, **others}  # fmt: skip
         if run not in runs:
@@ -56,19 +60,23 @@ def planned() -> list[dict[str, Any]]:
         for batch_size, learners in GRID:
             add(seed, "softsync:n=1", "inverse-mean", learners=learners, batch_size=batch_size)
     for seed in SEEDS:
+        for protocol in ("hardsync", "softsync:n=1"):
+            add(seed, protocol, "none", optimizer=PLAIN)
+    for seed in SEEDS:
         for n in (30, 15):
             add(seed, f"softsync:n={n}", LITERAL)
     return runs
 
 
-def kind_of(row: dict[str, Any]) -> tuple[str, str, int, int]:
+def kind_of(row: dict[str, Any]) -> tuple[str, str, int, int, str]:
     """All but the seed."""
-    return row["protocol"], row["modulation"], row["batch_size"], row["learners"]
+    optimizer = row.get("optimizer", OPTIMIZER)
+    return row["protocol"], row["modulation"], row["batch_size"], row["learners"], optimizer
 
 
 def name_of(run: dict[str, Any]) -> str:
     keys = ("seed", "protocol", "modulation", "learners", "batch_size")
-    text = "-".join(str(run[key]) for key in keys)
+    text = "-".join(str(run[key]) for key in (*keys, "optimizer") if key in run)
     return text.translate(str.maketrans(":=,_", "----"))
 
 
@@ -84,11 +92,10 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
                 data=data,
                 engine="virtual",
                 delay=DELAY,
-                optimizer=f"sgd:lr={RATE},momentum=0.9",
                 epochs=EPOCHS,
                 out=folder,
                 progress=False,
-                **run,
+                **{"optimizer": OPTIMIZER, **run},
             )
     except gp.Diverged as error:
         return {**run, "diverged_at": error.result["epochs"], "accuracy": [], "staleness": {}}
@@ -120,11 +127,21 @@ def mean_staleness(row: dict[str, Any]) -> float:
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
-    """Two tables in Markdown."""
+    """Tables in Markdown."""
 
-    def errors(protocol: str, modulation: str, mu: int = BATCH_SIZE, lam: int = LEARNERS) -> str:
-        wanted = (protocol, modulation, mu, lam)
-        return percent([1 - accuracy(row) for row in rows if kind_of(row) == wanted])
+    def of(
+        protocol: str,
+        modulation: str,
+        mu: int = BATCH_SIZE,
+        lam: int = LEARNERS,
+        optimizer: str = OPTIMIZER,
+    ) -> list[dict[str, Any]]:
+        wanted = (protocol, modulation, mu, lam, optimizer)
+        own = [row for row in rows if kind_of(row) == wanted]
+        return sorted(own, key=lambda row: int(row["seed"]))
+
+    def errors(*kind: Any) -> str:
+        return percent([1 - accuracy(row) for row in of(*kind)])
 
     columns = (*MODULATIONS, LITERAL)
     lines = [
@@ -136,19 +153,24 @@ def tables(rows: list[dict[str, Any]]) -> str:
     ]
     for n in sorted(N):
         protocol, k = f"softsync:n={n}", LEARNERS // n
-        own = [row for row in rows if row["protocol"] == protocol and row["staleness"]]
-        own = [row for row in own if (row["batch_size"], row["learners"]) == (4, 30)]
+        own = [row for m in columns for row in of(protocol, m) if row["staleness"]]
         mean = f"{statistics.mean(map(mean_staleness, own)):.2f}" if own else ""
         late = f"{max(tail(row, n) for row in own):.1e}" if own else ""
         cells = " | ".join(errors(protocol, m) for m in columns)
         lines.append(f"| {n} | {k} | {cells} | {mean} | {(LEARNERS - 1) / k:.2f} | {late} |")
     lines += ["", "| μλ | μ | λ | error, % | virtual s |", "|---|---|---|---|---|"]
     for mu, lam in GRID:
-        wanted = ("softsync:n=1", "inverse-mean", mu, lam)
-        own = [row for row in rows if kind_of(row) == wanted]
+        kind = ("softsync:n=1", "inverse-mean", mu, lam)
+        own = of(*kind)
         seconds = f"{statistics.mean(row['time'] for row in own):.0f}" if own else ""
-        error = errors("softsync:n=1", "inverse-mean", mu, lam)
-        lines.append(f"| {mu * lam} | {mu} | {lam} | {error} | {seconds} |")
+        lines.append(f"| {mu * lam} | {mu} | {lam} | {errors(*kind)} | {seconds} |")
+    lines += ["", "| | with momentum 0.9, rate 0.001 | without, rate 0.01 |", "|---|---|---|"]
+    for protocol in ("hardsync", "softsync:n=1"):
+        each = [
+            errors(protocol, "none", BATCH_SIZE, LEARNERS, optimizer)
+            for optimizer in (OPTIMIZER, PLAIN)
+        ]
+        lines.append(f"| {protocol} | " + " | ".join(each) + " |")
     return "\n".join(lines)
 
 

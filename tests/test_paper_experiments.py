@@ -55,10 +55,12 @@ def test_rudra_plans_every_run_once(rudra: ModuleType) -> None:
     for seed in rudra.SEEDS:
         for n in (1, 2, 5, 15, 30):
             for modulation in ("none", "inverse-mean", "inverse"):
-                wanted = f"softsync:n={n}", modulation, 4, 30
+                wanted = f"softsync:n={n}", modulation, 4, 30, rudra.OPTIMIZER
                 found = [r for r in planned if rudra.kind_of(r) == wanted and r["seed"] == seed]
                 assert len(found) == 1
-    assert rudra.kind_of(planned[0]) == ("hardsync", "none", 4, 30)
+    assert rudra.kind_of(planned[0]) == ("hardsync", "none", 4, 30, rudra.OPTIMIZER)
+    plain = [run["protocol"] for run in planned if rudra.kind_of(run)[-1] == rudra.PLAIN]
+    assert plain == 2 * ["hardsync", "softsync:n=1"]
 
 
 def test_a_run_of_rudra_goes_on_where_it_was_stopped(
@@ -84,6 +86,7 @@ def test_rudras_tables(rudra: ModuleType, tmp_path: Path) -> None:
         for run in rudra.planned()
     ]  # fmt: skip
     rows[1].update(diverged_at=0.1, accuracy=[])
+    rows.reverse()  # runs end in any order
     rudra.save(rows, tmp_path / "rows.json")
     table = rudra.tables(json.loads((tmp_path / "rows.json").read_text()))
     assert "Hardsync: 50.0 (50.0, 50.0)." in table
@@ -91,6 +94,7 @@ def test_rudras_tables(rudra: ModuleType, tmp_path: Path) -> None:
     assert "| 30 | 1 | 70.0 (90.0, 50.0) | 50.0 (50.0, 50.0) |" in table
     assert "| 6.70 | 29.00 | 1.0e-01 |" in table
     assert "| 1920 | 64 | 30 | 50.0 (50.0, 50.0) | 7 |" in table
+    assert "| softsync:n=1 | 50.0 (50.0, 50.0) | 50.0 (50.0, 50.0) |" in table
 
 
 # ------------------------------------------------------------------ figure 9
