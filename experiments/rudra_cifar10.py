@@ -13,7 +13,7 @@ tells staleness from momentum: hardsync and 1-softsync without it, at ten times 
 
 DIR holds CIFAR-10 as for `gruppetto train cifar10 --data`. Two runs at a time, one thread each.
 Runs lie under rudra_cifar10.runs; what is kept of a finished one is in rudra_cifar10.json. A run
-that diverges counts as chance, 10 %.
+that diverges counts as chance, 10 %; one that has stood at chance for three epochs ends.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from resumable import as_they_end, parse, percent, read, save
 
 import gruppetto as gp
+from gruppetto.trace import EvaluationRow, Row
 
 HERE = Path(__file__).parent
 EPOCHS = 8
@@ -80,11 +81,24 @@ def name_of(run: dict[str, Any]) -> str:
     return text.translate(str.maketrans(":=,_", "----"))
 
 
+class StuckAtChance:
+    """Ends a run that has stood at chance for three evaluations: it has forgotten how to learn."""
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def __call__(self, row: Row) -> bool:
+        if isinstance(row, EvaluationRow):
+            is_at_chance = row.metrics["accuracy"] == CHANCE and row.version > 0
+            self._times = self._times + 1 if is_at_chance else 0
+        return self._times == 3
+
+
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
     try:
         if (folder / "config.json").exists():
-            made = gp.resume(folder, progress=False)
+            made = gp.resume(folder, progress=False, on_event=StuckAtChance())
         else:
             made = gp.train(
                 "cifar10",
@@ -95,6 +109,7 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
                 epochs=EPOCHS,
                 out=folder,
                 progress=False,
+                on_event=StuckAtChance(),
                 **{"optimizer": OPTIMIZER, **run},
             )
     except gp.Diverged as error:

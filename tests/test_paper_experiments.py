@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import pickle
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import gruppetto as gp
+from gruppetto.trace import EvaluationRow
 from test_experiments import load, rows_of_ten
 
 
@@ -73,10 +72,23 @@ def test_a_run_of_rudra_goes_on_where_it_was_stopped(
     assert len(row["accuracy"]) == 2 and row["diverged_at"] is None
     assert sum(row["staleness"].values()) == 20
     with monkeypatch.context() as patch:
-        stops = functools.partial(gp.train, on_event=lambda r: getattr(r, "row", 0) == 13)
-        patch.setattr(gp, "train", stops)
+        patch.setattr(rudra, "StuckAtChance", lambda: lambda r: getattr(r, "row", 0) == 13)
         assert rudra.train(run, data, tmp_path / "stopped")["updates"] < row["updates"]
     assert rudra.train(run, data, tmp_path / "stopped") == row
+
+
+def test_a_run_that_stands_at_chance_ends(rudra: ModuleType) -> None:
+    def ends(*accuracies: float) -> list[bool]:
+        watch = rudra.StuckAtChance()
+        rows = [
+            EvaluationRow(version=n, time=1.0, samples=n, epoch=1.0, train_loss=2.3,
+                          metrics={"accuracy": value})
+            for n, value in enumerate(accuracies)
+        ]  # fmt: skip
+        return [watch(row) for row in rows]
+
+    assert ends(0.1, 0.1, 0.1, 0.1, 0.1) == [False, False, False, True, False]
+    assert ends(0.3, 0.1, 0.1, 0.2, 0.1, 0.1) == 6 * [False]
 
 
 def test_rudras_tables(rudra: ModuleType, tmp_path: Path) -> None:
