@@ -25,6 +25,7 @@ from typing import Any
 from resumable import as_they_end, parse, percent, read, save
 
 import gruppetto as gp
+from gruppetto.theory import largest_stable_rate
 from gruppetto.trace import EvaluationRow, Row
 
 HERE = Path(__file__).parent
@@ -173,6 +174,19 @@ def tables(rows: list[dict[str, Any]]) -> str:
         late = f"{max(tail(row, n) for row in own):.1e}" if own else ""
         cells = " | ".join(errors(protocol, m) for m in columns)
         lines.append(f"| {n} | {k} | {cells} | {mean} | {(LEARNERS - 1) / k:.2f} | {late} |")
+    fresh = largest_stable_rate(0, 0.9)
+    lines += [
+        "",
+        f"Largest stable α₀ in units of one over the curvature; hardsync: {fresh:.3g}.",
+        "",
+        "| n | " + " | ".join(f"`{m}`" for m in MODULATIONS) + " |",
+        "|---|---|---|---|",
+    ]
+    for n in sorted(N):
+        late = round((LEARNERS - 1) / (LEARNERS // n))
+        rate = largest_stable_rate(late, 0.9)
+        cells = " | ".join(f"{rate * factor:.2g}" for factor in (1, 1 + late, late))
+        lines.append(f"| {n} | {cells} |")
     lines += ["", "| μλ | μ | λ | error, % | virtual s |", "|---|---|---|---|---|"]
     for mu, lam in GRID:
         kind = ("softsync:n=1", "inverse-mean", mu, lam)

@@ -37,6 +37,7 @@ from gruppetto.theory.runtime import (
     update_time,
     update_time_bounds,
 )
+from gruppetto.theory.stability import largest_stable_rate
 
 __all__ = [
     "SYNCHRONOUS",
@@ -62,6 +63,7 @@ __all__ = [
     "gamma_from_distances",
     "gradient_after_updates",
     "gradient_floor",
+    "largest_stable_rate",
     "mean_staleness",
     "mini_batches_per_update",
     "safe_learning_rate",
