@@ -72,6 +72,19 @@ def test_what_is_said_tried_is_what_helps(tmp_path: Path) -> None:
     assert run.result["metrics"]["excess_loss"] < 0.1
 
 
+def test_less_momentum_is_said_where_there_is_some_and_helps(tmp_path: Path) -> None:
+    """At a quarter of the rate above it is the momentum that diverges."""
+    _, result = diverges(tmp_path / "run", optimizer="sgd:lr=0.1,momentum=0.9", epochs=20)
+    assert result["diverged"]["try"][:3] == [
+        "--modulation inverse-mean:cap=true",
+        "a lower learning rate",
+        "less momentum",
+    ]
+    run = train(tmp_path / "without", optimizer="sgd:lr=0.1", epochs=20)
+    assert run.result["stopped_by"] == "epochs"
+    assert run.result["metrics"]["excess_loss"] < 0.1
+
+
 def test_without_staleness_other_things_are_said(tmp_path: Path) -> None:
     text, result = diverges(
         tmp_path / "run", protocol="hardsync", optimizer="sgd:lr=3", clip="value:max=100", epochs=20

@@ -37,7 +37,7 @@ def divergence_of(parts: Parts) -> dict[str, Any] | None:
         "max_staleness": losses.max_staleness,
         "learning_rate": applied.base_rate if coordinator.version else None,
         "effective_rate": applied.effective_rate if coordinator.version else None,
-        "try": _advice(parts.settings, losses.mean_staleness),
+        "try": _advice(parts.settings, losses.mean_staleness, parts.server.momentum),
     }
 
 
@@ -63,12 +63,15 @@ def describe(known: dict[str, Any], updates: int) -> str:
     return f"{what}; try {listed(known['try'])}"
 
 
-def _advice(settings: Settings, mean_staleness: float) -> list[str]:
+def _advice(settings: Settings, mean_staleness: float, momentum: float) -> list[str]:
     advice = []
     is_stale = mean_staleness > _STALE
     if is_stale and settings.modulation == "none":
         advice.append("--modulation inverse-mean:cap=true")
     advice.append("a lower learning rate")
+    # See gruppetto.theory.largest_stable_rate: momentum pays with fresh gradients only.
+    if is_stale and momentum > 0.0:
+        advice.append("less momentum")
     if settings.clip is None:
         advice.append("--clip norm:max=1")
     if is_stale:

@@ -208,6 +208,11 @@ class Server:
         effective_rate = base_rate * (total / sum(num_samples))
         self.last_update = AppliedUpdate(learning_rate, tuple(factors), base_rate, effective_rate)
 
+    @property
+    def momentum(self) -> float:
+        """Of the first parameter group, as torch's SGD means it; 0 where there is none."""
+        return float(self._optimizer.optimizer.param_groups[0].get("momentum", 0.0))
+
     def _learning_rates(self) -> list[float]:
         """Of each parameter group, before modulation."""
         return [float(group["lr"]) for group in self._optimizer.optimizer.param_groups]
