@@ -96,6 +96,8 @@ CASES = [
     ((*TRAIN, "--target", "f1=0.5"), "has no 'f1'; it has loss, accuracy"),
     ((*TRAIN, "--target", "accuracy=1", "--evaluate", "off"), "target needs evaluation"),
     ((*TRAIN, "--device", "tpu"), "device 'tpu' cannot be used"),
+    ((*TRAIN, "--device", "meta"), "device 'meta' cannot be used"),
+    ((*TRAIN, "--decouple", "ddg:modules=2", "--device", "meta"), "device 'meta' cannot be used"),
     ((*TRAIN, "--memory", "1e-9"), "this run needs about"),
     ((*TRAIN, "--initial", "none.pt"), "none.pt does not exist"),
     ((*TRAIN, "--initial", "a_file"), "a_file cannot be read"),

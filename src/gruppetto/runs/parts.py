@@ -332,7 +332,7 @@ def read_device(text: str) -> torch.device:
     """
     try:
         device = torch.device(text)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()  # also where memory could be had: meta computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = str(error).split("\n")[0]
         raise InvalidSetting(f"device {text!r} cannot be used: {first}") from None
