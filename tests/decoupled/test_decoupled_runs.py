@@ -331,6 +331,9 @@ def test_losses_beyond_all_measure_end_it(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"the loss is .* against .* at the start") as caught:
         train(tmp_path, "ddg:modules=3", task=task, **settings)
     result = caught.value.result
+    assert "try a lower learning rate, less momentum, --clip norm:max=1 or fewer modules" in str(
+        caught.value
+    )
     assert result["stopped_by"] == "diverged" and result["weights_sha256"] is not None
     assert gp.replay(str(result["run"]), task=task, progress=False)["matches"]
     run = train(tmp_path, "ddg:modules=3", task=task, guard="off", **settings)

@@ -21,7 +21,7 @@ from gruppetto.decoupled.stage import tensors_of
 from gruppetto.errors import InvalidSetting, TaskError
 from gruppetto.training.building import build_model, build_scheduler, check_rate
 from gruppetto.training.mini_batches import MiniBatches
-from gruppetto.training.optimizers import build_optimizer
+from gruppetto.training.optimizers import build_optimizer, momentum_of
 from gruppetto.training.parameters import hash_tensors
 from gruppetto.training.randomness import Stream, seed_everything
 from gruppetto.training.server import Part, Server, Updating
@@ -117,6 +117,8 @@ class Network:
             raise TaskError("the optimizer holds no parameter of the model that needs a gradient")
         # Modules build theirs later, perhaps in processes of their own.
         check_rate(optimizer, updating.modulation)
+        #: Of the optimizer; 0 where it has none.
+        self.momentum = momentum_of(optimizer)
         if updating.schedule is not None:
             build_scheduler(updating.schedule, optimizer, updating.rate_scale)
         self.probe = self._probe()

@@ -21,6 +21,7 @@ __all__ = [
     "OptimizerSpec",
     "Schedule",
     "build_optimizer",
+    "momentum_of",
     "optimizer",
     "optimizer_names",
     "parse_optimizer",
@@ -167,6 +168,11 @@ def _read(text: str, default: object, what: str) -> object:
 def _refuse(cls: type[torch.optim.Optimizer]) -> None:
     if cls.__name__ in _REFUSED:
         raise InvalidSetting(f"optimizer {cls.__name__} is refused: {_REFUSED[cls.__name__]}")
+
+
+def momentum_of(optimizer: torch.optim.Optimizer) -> float:
+    """Of the first parameter group, as torch's SGD means it; 0 where there is none."""
+    return float(optimizer.param_groups[0].get("momentum", 0.0))
 
 
 def build_optimizer(

@@ -26,7 +26,7 @@ from gruppetto.training.combining import combine
 from gruppetto.training.compensation import build_compensator
 from gruppetto.training.evaluating import evaluate_model
 from gruppetto.training.learner import Gradient, Weights
-from gruppetto.training.optimizers import OptimizerFactory, Schedule, build_optimizer
+from gruppetto.training.optimizers import OptimizerFactory, Schedule, build_optimizer, momentum_of
 from gruppetto.training.packing import GradientsPacking, WeightsPacking
 from gruppetto.training.parameters import Flat, Layout, hash_tensors, squared_distance
 from gruppetto.training.ranges import OptimizerOnRanges
@@ -210,8 +210,8 @@ class Server:
 
     @property
     def momentum(self) -> float:
-        """Of the first parameter group, as torch's SGD means it; 0 where there is none."""
-        return float(self._optimizer.optimizer.param_groups[0].get("momentum", 0.0))
+        """Of the optimizer; 0 where it has none."""
+        return momentum_of(self._optimizer.optimizer)
 
     def _learning_rates(self) -> list[float]:
         """Of each parameter group, before modulation."""

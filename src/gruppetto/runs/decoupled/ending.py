@@ -143,6 +143,9 @@ def divergence_of(
     watch, last = tally.watch, tally.last_update
     settings = parts.settings
     advice = ["a lower learning rate"]
+    # See gruppetto.theory.largest_stable_rate: momentum pays with fresh gradients only.
+    if any(parts.method.delays) and parts.network.momentum > 0.0:
+        advice.append("less momentum")
     if settings.clip is None:
         advice.append("--clip norm:max=1")
     if any(parts.method.delays):
