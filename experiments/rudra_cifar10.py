@@ -18,10 +18,12 @@ that diverges counts as chance, 10 %; one that has stood at chance for three epo
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from resumable import as_they_end, parse, percent, read, save
 
 import gruppetto as gp
@@ -203,6 +205,37 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Error against n: each seed a point, their mean a line."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(N))
+    names = {
+        "none": "α₀", "inverse-mean": "α₀ / (1 + mean staleness)", "inverse": "α₀ / staleness"
+    }  # fmt: skip
+    for modulation, colour in zip(MODULATIONS, ("#C0392B", "#2471A3", "#1E8449"), strict=True):
+        found = []
+        for n in sorted(N):
+            kind = (f"softsync:n={n}", modulation, BATCH_SIZE, LEARNERS, OPTIMIZER)
+            found.append([100 - 100 * accuracy(row) for row in rows if kind_of(row) == kind])
+        means = [statistics.mean(each) if each else math.nan for each in found]
+        axes.plot(places, means, color=colour, label=names[modulation])
+        for place, each in zip(places, found, strict=True):
+            axes.plot([place] * len(each), each, "o", color=colour, markersize=4)
+    control = ("hardsync", "none", BATCH_SIZE, LEARNERS, OPTIMIZER)
+    hardsync = [100 - 100 * accuracy(row) for row in rows if kind_of(row) == control]
+    for number, error in enumerate(hardsync):
+        label = None if number else "hardsync"
+        axes.axhline(error, color="#555555", linestyle="--", linewidth=1, label=label)
+    axes.set_xticks(places, [f"{n}" for n in sorted(N)])
+    axes.set_xlabel("n of n-softsync, which is about the mean staleness")
+    axes.set_ylabel(f"test error after {EPOCHS} epochs (%)")
+    axes.set_ylim(0, 100)
+    axes.grid(True, color="#DDDDDD")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
 def main(given: list[str] | None = None) -> None:
     arguments = parse(__doc__, HERE / "rudra_cifar10.json", given, needs="CIFAR-10")
     rows = read(arguments.out)
@@ -216,6 +249,7 @@ def main(given: list[str] | None = None) -> None:
             save(rows, arguments.out)
             print(f"{name_of(row)}: {100 - 100 * accuracy(row):.1f} % error", flush=True)
     print(tables(rows))
+    draw(rows, arguments.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
