@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from resumable import as_they_end, parse, percent, read, save
+from resumable import parse, percent, run_planned
 
 import gruppetto as gp
 
@@ -128,18 +128,13 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def say(row: dict[str, Any]) -> str:
+    return f"{100 * accuracy(row):.1f} %"
+
+
 def main(given: list[str] | None = None) -> None:
     arguments = parse(__doc__, HERE / "decoupled_cifar10.json", given, needs="CIFAR-10")
-    rows = read(arguments.out)
-    if not arguments.tables:
-        done = {name_of(row) for row in rows}
-        folders = arguments.out.with_suffix(".runs")
-        left = [run for run in planned() if name_of(run) not in done]
-        jobs = [(run, arguments.data, folders / name_of(run)) for run in left]
-        for row in as_they_end(train, jobs, arguments.at_once):
-            rows.append(row)
-            save(rows, arguments.out)
-            print(f"{name_of(row)}: {100 * accuracy(row):.1f} %", flush=True)
+    rows = run_planned(train, planned(), name_of, say, arguments)
     print(tables(rows))
 
 

@@ -64,6 +64,37 @@ def as_they_end(
             yield future.result()
 
 
+def run_planned(
+    train: Callable[..., Row],
+    planned: Iterable[Row],
+    name_of: Callable[[Row], str],
+    say: Callable[[Row], str],
+    arguments: argparse.Namespace,
+) -> list[Row]:
+    """Train whatever is planned and not there yet; with ``tables`` nothing.
+
+    Args:
+        train: from a run, ``data`` and the run's folder to its row.
+        planned: runs.
+        name_of: a run or a row; its folder, and what tells it from others.
+        say: of a row, behind its name.
+        arguments: of :func:`parse`.
+
+    Returns:
+        All rows there are.
+    """
+    rows = read(arguments.out)
+    done = {name_of(row) for row in rows}
+    folders = arguments.out.with_suffix(".runs")
+    left = [] if arguments.tables else [run for run in planned if name_of(run) not in done]
+    jobs = [(run, arguments.data, folders / name_of(run)) for run in left]
+    for row in as_they_end(train, jobs, arguments.at_once) if jobs else ():
+        rows.append(row)
+        save(rows, arguments.out)
+        print(f"{name_of(row)}: {say(row)}", flush=True)
+    return rows
+
+
 def percent(values: list[float]) -> str:
     """The mean, and each seed's behind it."""
     if not values:

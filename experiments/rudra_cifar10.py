@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from resumable import as_they_end, parse, percent, read, save
+from resumable import parse, percent, run_planned
 
 import gruppetto as gp
 from gruppetto.theory import largest_stable_rate
@@ -236,18 +236,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def say(row: dict[str, Any]) -> str:
+    return f"{100 - 100 * accuracy(row):.1f} % error"
+
+
 def main(given: list[str] | None = None) -> None:
     arguments = parse(__doc__, HERE / "rudra_cifar10.json", given, needs="CIFAR-10")
-    rows = read(arguments.out)
-    if not arguments.tables:
-        done = {name_of(row) for row in rows}
-        folders = arguments.out.with_suffix(".runs")
-        left = [run for run in planned() if name_of(run) not in done]
-        jobs = [(run, arguments.data, folders / name_of(run)) for run in left]
-        for row in as_they_end(train, jobs, arguments.at_once):
-            rows.append(row)
-            save(rows, arguments.out)
-            print(f"{name_of(row)}: {100 - 100 * accuracy(row):.1f} % error", flush=True)
+    rows = run_planned(train, planned(), name_of, say, arguments)
     print(tables(rows))
     draw(rows, arguments.out.with_suffix(".png"))
 

@@ -54,7 +54,7 @@ def test_the_table(decoupled: ModuleType, tmp_path: Path) -> None:
         for run in decoupled.planned()
     ]  # fmt: skip
     rows[2].update(diverged_at=0.3, accuracy=[], train_loss=[])
-    decoupled.save(rows, tmp_path / "rows.json")
+    load("resumable").save(rows, tmp_path / "rows.json")
     table = decoupled.tables(json.loads((tmp_path / "rows.json").read_text()))
     assert (
         "| `ddg:modules=2` | 75.0 (70.0, 80.0) | 75.0 (70.0, 80.0) | 0.500, 0.500 | 0.50 |" in table
