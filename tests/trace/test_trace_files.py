@@ -99,6 +99,16 @@ def test_every_kind_of_row_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [*trace.events, *trace.modules, *trace.updates, *others] == WHOLE
 
 
+def test_a_trace_is_found_by_the_folder_of_its_run_as_well(tmp_path: Path) -> None:
+    """Which is what ``--out`` named, as a string or a path."""
+    (tmp_path / "trace").mkdir()
+    write(tmp_path / "trace", WHOLE)
+    for folder in (tmp_path, tmp_path / "trace", str(tmp_path)):
+        assert read_trace(folder).end == WHOLE[-1]
+    with pytest.raises(TraceError, match="holds no trace; expected"):
+        read_trace(tmp_path / "elsewhere")
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 2**53)
 text = st.text(max_size=30)

@@ -180,13 +180,19 @@ def follow_rows(folder: Path, up_to: int | None = None) -> Iterator[Row]:
             yield row
 
 
-def read_trace(folder: Path, up_to: int | None = None) -> Trace:
+def read_trace(folder: str | Path, up_to: int | None = None) -> Trace:
     """Read a trace; see :func:`follow_rows`.
+
+    Args:
+        folder: of the run, or the trace folder in it.
+        up_to: leave out what follows after this event row and its derived rows, too.
 
     Raises:
         TraceError: no trace there, or one damaged before its last row.
     """
-    trace = Trace()
+    trace, folder = Trace(), Path(folder)
+    if (folder / "trace").is_dir():
+        folder = folder / "trace"
     for row in follow_rows(folder, up_to):
         trace.add(row)
     return trace
