@@ -4,31 +4,37 @@ ResNet-20, mini-batches of 128, SGD with Nesterov momentum 0.9 and weight decay 
 code, rate 0.1 falling along a cosine over 8 epochs in place of its 300 with steps. Plain
 backpropagation, DDG with 2 and 4 modules, features replay and FDG with 4, all cut into equal shares
 of the time, in virtual time: the weights are those of real processes. Once more with
-Adam on ResNet-8, backpropagation and DDG with 2 modules.
+Adam on ResNet-8, backpropagation and DDG with 2 modules; and, as a control of what the rate has to
+do with it, backpropagation and DDG with 4 modules at 0.01, the rate of the DDG code's own command.
 
     python experiments/decoupled_cifar10.py --data DIR      # hours; continues where it was stopped
     python experiments/decoupled_cifar10.py --tables        # only the tables of what there is
 
 DIR holds CIFAR-10 as for `gruppetto train cifar10 --data`. Two runs at a time, one thread each.
 Runs lie under decoupled_cifar10.runs; what is kept of a finished one is in decoupled_cifar10.json.
-A run that diverges counts as chance, 10 %.
+A run that diverges counts as chance, 10 %. The tables come with a picture, decoupled_cifar10.png:
+error against virtual time; the whole network's forward pass takes 1, its backward pass 2.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from resumable import parse, percent, run_planned
 
 import gruppetto as gp
+from gruppetto.trace import Trace, read_trace
 
 HERE = Path(__file__).parent
 EPOCHS = 8
 BATCH_SIZE = 128
 SEEDS = (0, 1)
 SGD = "sgd:lr=0.1,momentum=0.9,nesterov=true,weight_decay=5e-4"
+SLOWER = SGD.replace("lr=0.1,", "lr=0.01,")
 ADAM = "adam:lr=0.001,weight_decay=5e-4"
 METHODS = (
     "bp:modules=2",
@@ -37,7 +43,9 @@ METHODS = (
     "fr:modules=4",
     "fdg:modules=4",
 )
+COLOURS = dict(zip(METHODS, ("#555555", "#2471A3", "#1E8449", "#B7950B", "#C0392B"), strict=True))
 CHANCE = 0.1
+ENDS = ("epochs", "diverged")
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -56,22 +64,27 @@ def planned() -> list[dict[str, Any]]:
         {"seed": 0, "model": "resnet8", "optimizer": ADAM, "decouple": method}
         for method in METHODS[:2]
     ]
-    return [*runs[: len(METHODS)], *adam, *runs[len(METHODS) :]]
+    slower = [
+        {"seed": seed, "model": "resnet20", "optimizer": SLOWER, "decouple": method}
+        for seed in SEEDS
+        for method in ("bp:modules=2", "ddg:modules=4")
+    ]
+    return [*runs[: len(METHODS)], *adam, *runs[len(METHODS) :], *slower]
 
 
 def name_of(run: dict[str, Any]) -> str:
     text = "-".join(str(run[key]) for key in ("seed", "model", "decouple"))
+    if run["optimizer"] == SLOWER:
+        text += "-lr=0.01"
     return text.translate(str.maketrans(":=,_", "----"))
 
 
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
     schedule = gp.schedule(cosine, every="epoch")
-    try:
-        if (folder / "config.json").exists():
-            made = gp.resume(folder, schedule=schedule, progress=False)
-        else:
-            made = gp.train(
+    with contextlib.suppress(gp.Diverged):  # its trace says so
+        if not (folder / "config.json").exists():
+            gp.train(
                 "cifar10",
                 data=data,
                 engine="virtual",
@@ -82,18 +95,29 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
                 progress=False,
                 **run,
             )
-    except gp.Diverged as error:
-        return {**run, "diverged_at": error.result["epochs"], "accuracy": [], "train_loss": []}
-    if made.result["stopped_by"] == "interrupted":  # ends well, and is not what was asked for
+        elif how_it_ended(read_trace(folder)) not in ENDS:  # it did where only its row is missing
+            gp.resume(folder, schedule=schedule, progress=False)
+    trace = read_trace(folder)
+    ended = how_it_ended(trace)
+    if ended not in ENDS:  # interrupted: ends well, and is not what was asked for
         raise KeyboardInterrupt
+    assert trace.end is not None
+    has_diverged = ended == "diverged"
+    evaluations = [] if has_diverged else trace.evaluations
     return {
         **run,
-        "diverged_at": None,
-        "accuracy": [point["test_accuracy"] for point in made.history],
-        "train_loss": [point["train_loss"] for point in made.history],
-        "mean_staleness": made.result["mean_staleness"],
-        "begins": made.result["begins"],
+        "diverged_at": trace.end.result["epochs"] if has_diverged else None,
+        "time": [each.time for each in evaluations],
+        "accuracy": [each.metrics["accuracy"] for each in evaluations],
+        "train_loss": [each.train_loss for each in evaluations],
+        "mean_staleness": trace.end.result["mean_staleness"],
+        "begins": trace.end.result["begins"],
     }
+
+
+def how_it_ended(trace: Trace) -> str | None:
+    """None where it did not."""
+    return None if trace.end is None else str(trace.end.result["stopped_by"])
 
 
 def accuracy(row: dict[str, Any]) -> float:
@@ -109,7 +133,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"Test accuracy after {EPOCHS} epochs, %: mean (each seed).",
         "",
-        "| network | optimizer | method | at the end | best of all epochs | training loss | ⟨σ⟩ |",
+        "| network | optimizer, rate | method | at the end | best of all | training loss | ⟨σ⟩ |",
         "|---|---|---|---|---|---|---|",
     ]
     kinds = dict.fromkeys((r["model"], r["optimizer"], r["decouple"]) for r in planned())
@@ -119,13 +143,33 @@ def tables(rows: list[dict[str, Any]]) -> str:
         own.sort(key=lambda row: int(row["seed"]))
         trained = [r for r in own if r["train_loss"]]
         loss = ", ".join(f"{r['train_loss'][-1]:.3f}" for r in trained)
+        name, _, options = optimizer.partition(":lr=")
         late = f"{trained[0]['mean_staleness']:.2f}" if trained else ""
         lines.append(
-            f"| {model} | {optimizer.partition(':')[0]} | `{method}` "
+            f"| {model} | {name}, {options.partition(',')[0]} | `{method}` "
             f"| {percent([accuracy(r) for r in own])} | {percent([best(r) for r in own])} "
             f"| {loss} | {late} |"
         )
     return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Error against virtual time at the rate of the methods' own rows: each seed a line."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for method, colour in COLOURS.items():
+        own = [r for r in rows if (r["decouple"], r["optimizer"]) == (method, SGD) and r["time"]]
+        for number, row in enumerate(own):
+            error = [100 - 100 * each for each in row["accuracy"]]
+            label = None if number else method
+            axes.plot(row["time"], error, "o-", color=colour, label=label, markersize=3)
+    axes.set_xlabel("virtual time (forward passes of the whole network)")
+    axes.set_ylabel("test error (%)")
+    axes.set_xlim(0)
+    axes.grid(True, color="#DDDDDD")
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=150)
 
 
 def say(row: dict[str, Any]) -> str:
@@ -136,6 +180,7 @@ def main(given: list[str] | None = None) -> None:
     arguments = parse(__doc__, HERE / "decoupled_cifar10.json", given, needs="CIFAR-10")
     rows = run_planned(train, planned(), name_of, say, arguments)
     print(tables(rows))
+    draw(rows, arguments.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -39,25 +39,44 @@ def test_a_run_goes_on_where_it_was_stopped(
     data = str(pictures(tmp_path / "data"))
     run = {**decoupled.planned()[1], "model": "resnet8"}
     row = decoupled.train(run, data, tmp_path / "whole")
+    assert decoupled.train(run, data, tmp_path / "whole") == row  # read, not trained again
     assert len(row["accuracy"]) == len(row["train_loss"]) == 2 and row["diverged_at"] is None
     with monkeypatch.context() as patch:
         stops = functools.partial(gp.train, on_event=lambda r: getattr(r, "version", 0) == 2)
         patch.setattr(gp, "train", stops)
-        assert decoupled.train(run, data, tmp_path / "stopped")["train_loss"] != row["train_loss"]
-    assert decoupled.train(run, data, tmp_path / "stopped") == row
+        with pytest.raises(KeyboardInterrupt):
+            decoupled.train(run, data, tmp_path / "stopped")
+    resumed = decoupled.train(run, data, tmp_path / "stopped")
+    # In the virtual time of its schedule a stop costs something: modules wait for the last one.
+    assert resumed.pop("time") >= row.pop("time")
+    assert resumed == row
+
+
+def test_a_run_that_diverges_is_chance(
+    decoupled: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoupled, "BATCH_SIZE", 16)
+    data = str(pictures(tmp_path / "data"))
+    run = {**decoupled.planned()[0], "model": "resnet8", "optimizer": "sgd:lr=1e8"}
+    row = decoupled.train(run, data, tmp_path / "run")
+    assert row["diverged_at"] is not None and decoupled.accuracy(row) == 0.1
+    assert decoupled.train(run, data, tmp_path / "run") == row
 
 
 def test_the_table(decoupled: ModuleType, tmp_path: Path) -> None:
     rows = [
         {**run, "diverged_at": None, "accuracy": [0.5, 0.7 + 0.1 * run["seed"]],
-         "train_loss": [1.0, 0.5], "mean_staleness": 0.5}
+         "time": [1.0, 2.0], "train_loss": [1.0, 0.5], "mean_staleness": 0.5}
         for run in decoupled.planned()
     ]  # fmt: skip
-    rows[2].update(diverged_at=0.3, accuracy=[], train_loss=[])
+    rows[2].update(diverged_at=0.3, time=[], accuracy=[], train_loss=[])
     load("resumable").save(rows, tmp_path / "rows.json")
     table = decoupled.tables(json.loads((tmp_path / "rows.json").read_text()))
     assert (
         "| `ddg:modules=2` | 75.0 (70.0, 80.0) | 75.0 (70.0, 80.0) | 0.500, 0.500 | 0.50 |" in table
     )
     assert "| `ddg:modules=4` | 45.0 (10.0, 80.0) |" in table  # one of two seeds diverged
-    assert "| resnet8 | adam | `bp:modules=2` | 70.0 (70.0) |" in table
+    assert "| resnet20 | sgd, 0.01 | `ddg:modules=4` | 75.0 (70.0, 80.0) |" in table
+    decoupled.draw(rows, tmp_path / "rows.png")
+    assert (tmp_path / "rows.png").stat().st_size > 10_000
+    assert "| resnet8 | adam, 0.001 | `bp:modules=2` | 70.0 (70.0) |" in table
