@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -56,12 +57,19 @@ def save(rows: Iterable[Row], path: Path) -> None:
 def as_they_end(
     work: Callable[..., Row], jobs: Iterable[tuple[Any, ...]], at_once: int
 ) -> Iterator[Row]:
-    """Do all jobs in so many processes; rows in the order in which they come."""
-    context = multiprocessing.get_context("spawn")
+    """Do all jobs in so many processes; rows in the order in which they come.
+
+    When one fails or is interrupted no further one is begun, so that Ctrl-C ends them all. (A pool
+    that is given all jobs at once goes on with those it has handed to its processes.)
+    """
+    context, left = multiprocessing.get_context("spawn"), iter(jobs)
     with concurrent.futures.ProcessPoolExecutor(at_once, context) as pool:
-        waiting = [pool.submit(work, *job) for job in jobs]
-        for future in concurrent.futures.as_completed(waiting):
-            yield future.result()
+        running = {pool.submit(work, *job) for job in itertools.islice(left, at_once)}
+        while running:
+            done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+            rows = [future.result() for future in done]
+            running |= {pool.submit(work, *job) for job in itertools.islice(left, len(done))}
+            yield from rows
 
 
 def run_planned(
