@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from resumable import parse, percent, run_planned
+from resumable import ENDS, how_it_ended, parse, percent, run_planned
 
 import gruppetto as gp
-from gruppetto.trace import Trace, read_trace
+from gruppetto.trace import read_trace
 
 HERE = Path(__file__).parent
 EPOCHS = 8
@@ -46,7 +46,6 @@ METHODS = (
 RELATIVES = ("ddg:modules=4,stash=none", "ddg:modules=4,lookahead=0.9")
 COLOURS = dict(zip(METHODS, ("#555555", "#2471A3", "#1E8449", "#B7950B", "#C0392B"), strict=True))
 CHANCE = 0.1
-ENDS = ("epochs", "diverged")
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -111,11 +110,6 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
         "mean_staleness": trace.end.result["mean_staleness"],
         "begins": trace.end.result["begins"],
     }
-
-
-def how_it_ended(trace: Trace) -> str | None:
-    """None where it did not."""
-    return None if trace.end is None else str(trace.end.result["stopped_by"])
 
 
 def accuracy(row: dict[str, Any]) -> float:

@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gruppetto.trace import Trace
+
 Row = dict[str, Any]
+
+#: How a run ends that is not to be gone on with.
+ENDS = ("epochs", "diverged")
+
+
+def how_it_ended(trace: Trace) -> str | None:
+    """``stopped_by`` of a run; None where it has not ended."""
+    return None if trace.end is None else str(trace.end.result["stopped_by"])
 
 
 def parse(text: str, out: Path, given: list[str] | None, needs: str = "") -> argparse.Namespace:

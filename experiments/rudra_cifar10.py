@@ -18,17 +18,19 @@ that diverges counts as chance, 10 %; one that has stood at chance for three epo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from resumable import parse, percent, run_planned
+from resumable import ENDS, how_it_ended, parse, percent, run_planned
 
 import gruppetto as gp
 from gruppetto.theory import largest_stable_rate
-from gruppetto.trace import EvaluationRow, Row
+from gruppetto.trace import EvaluationRow, Row, read_trace
 
 HERE = Path(__file__).parent
 EPOCHS = 8
@@ -99,11 +101,9 @@ class StuckAtChance:
 
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
-    try:
-        if (folder / "config.json").exists():
-            made = gp.resume(folder, progress=False, on_event=StuckAtChance())
-        else:
-            made = gp.train(
+    with contextlib.suppress(gp.Diverged):  # its trace says so
+        if not (folder / "config.json").exists():
+            gp.train(
                 "cifar10",
                 model="rudra",
                 data=data,
@@ -115,17 +115,24 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
                 on_event=StuckAtChance(),
                 **{"optimizer": OPTIMIZER, **run},
             )
-    except gp.Diverged as error:
-        return {**run, "diverged_at": error.result["epochs"], "accuracy": [], "staleness": {}}
-    if made.result["stopped_by"] == "interrupted":  # ends well, and is not what was asked for
+        elif how_it_ended(read_trace(folder)) not in ENDS:  # it did where only its row is missing
+            gp.resume(folder, progress=False, on_event=StuckAtChance())
+    trace = read_trace(folder)
+    if how_it_ended(trace) == "interrupted":  # ends well, and is not what was asked for
         raise KeyboardInterrupt
+    assert trace.end is not None
+    if how_it_ended(trace) == "diverged":
+        epochs = trace.end.result["epochs"]
+        return {**run, "diverged_at": epochs, "accuracy": [], "staleness": {}}
     return {
         **run,
         "diverged_at": None,
-        "accuracy": [point["test_accuracy"] for point in made.history],
-        "staleness": made.staleness,
-        "time": made.result["time"],
-        "updates": made.result["updates"],
+        "accuracy": [each.metrics["accuracy"] for each in trace.evaluations],
+        "staleness": dict(
+            sorted(Counter(s for row in trace.updates for s in row.staleness).items())
+        ),
+        "time": trace.end.result["time"],
+        "updates": trace.end.result["updates"],
     }
 
 

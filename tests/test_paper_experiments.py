@@ -71,6 +71,7 @@ def test_a_run_of_rudra_goes_on_where_it_was_stopped(
     row = rudra.train(run, data, tmp_path / "whole")
     assert len(row["accuracy"]) == 2 and row["diverged_at"] is None
     assert sum(row["staleness"].values()) == 20
+    assert rudra.train(run, data, tmp_path / "whole") == row  # read, not trained again
     with monkeypatch.context() as patch:
         patch.setattr(rudra, "StuckAtChance", lambda: lambda r: getattr(r, "row", 0) == 13)
         assert rudra.train(run, data, tmp_path / "stopped")["updates"] < row["updates"]
