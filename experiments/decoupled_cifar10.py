@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from resumable import ENDS, how_it_ended, parse, percent, run_planned
+from resumable import ENDS, how_it_ended, is_begun, parse, percent, run_planned
 
 import gruppetto as gp
 from gruppetto.trace import read_trace
@@ -80,7 +80,7 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
     schedule = gp.schedule(cosine, every="epoch")
     with contextlib.suppress(gp.Diverged):  # its trace says so
-        if not (folder / "config.json").exists():
+        if not is_begun(folder):
             gp.train(
                 "cifar10",
                 data=data,

@@ -11,6 +11,7 @@ import concurrent.futures
 import itertools
 import json
 import multiprocessing
+import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def save(rows: Iterable[Row], path: Path) -> None:
     beside = path.with_suffix(".part")
     beside.write_text(f"[\n{text}\n]\n")
     beside.replace(path)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there is a run to go on with; one that was killed too early for that is removed."""
+    found = any(folder.glob("checkpoint-*"))
+    if not found and folder.exists():
+        shutil.rmtree(folder)
+    return found
 
 
 def as_they_end(

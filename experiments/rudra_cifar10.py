@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from resumable import ENDS, how_it_ended, parse, percent, run_planned
+from resumable import ENDS, how_it_ended, is_begun, parse, percent, run_planned
 
 import gruppetto as gp
 from gruppetto.theory import largest_stable_rate
@@ -102,7 +102,7 @@ class StuckAtChance:
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
     with contextlib.suppress(gp.Diverged):  # its trace says so
-        if not (folder / "config.json").exists():
+        if not is_begun(folder):
             gp.train(
                 "cifar10",
                 model="rudra",

@@ -38,6 +38,8 @@ def test_a_run_goes_on_where_it_was_stopped(
     monkeypatch.setattr(decoupled, "BATCH_SIZE", 16)
     data = str(pictures(tmp_path / "data"))
     run = {**decoupled.planned()[1], "model": "resnet8"}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("of a run that was killed at once")
     row = decoupled.train(run, data, tmp_path / "whole")
     assert decoupled.train(run, data, tmp_path / "whole") == row  # read, not trained again
     assert len(row["accuracy"]) == len(row["train_loss"]) == 2 and row["diverged_at"] is None

@@ -68,6 +68,8 @@ def test_a_run_of_rudra_goes_on_where_it_was_stopped(
     monkeypatch.setattr(rudra, "EPOCHS", 2)
     data, run = str(pictures(tmp_path / "data")), dict(rudra.planned()[1])
     run.update(learners=5, protocol="softsync:n=5")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("of a run that was killed at once")
     row = rudra.train(run, data, tmp_path / "whole")
     assert len(row["accuracy"]) == 2 and row["diverged_at"] is None
     assert sum(row["staleness"].values()) == 20

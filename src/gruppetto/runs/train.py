@@ -99,10 +99,13 @@ def train(
             :class:`Settings`.
 
     Returns:
-        The run: ``model``, ``history``, ``staleness``, ``result``, ``folder``.
+        The run: ``model``, ``history``, ``staleness``, ``result``, ``folder``. Also after Ctrl-C or
+        SIGTERM, which end it in good order: then ``result["stopped_by"]`` is ``"interrupted"``, and
+        a loop over runs has to look at it, or go on with the next one.
 
     Raises:
         UsageError: something given cannot work; nothing was written.
+        KeyboardInterrupt: a second Ctrl-C did not wait for that.
         RunFailed: the run ended without its goal; its folder holds what there is.
     """
     if settings.get("engine") in (None, "local"):
