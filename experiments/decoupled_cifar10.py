@@ -19,6 +19,7 @@ error against virtual time; the whole network's forward pass takes 1, its backwa
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"Test accuracy after {EPOCHS} epochs, %: mean (each seed).",
         "",
-        "| network | optimizer, rate | method | at the end | best of all | training loss | ⟨σ⟩ |",
-        "|---|---|---|---|---|---|---|",
+        "| network | optimizer, rate | method | at the end | best | training loss | ⟨σ⟩ | time |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     kinds = dict.fromkeys((r["model"], r["optimizer"], r["decouple"]) for r in planned())
     for model, optimizer, method in kinds:
@@ -137,10 +138,11 @@ def tables(rows: list[dict[str, Any]]) -> str:
         loss = ", ".join(f"{r['train_loss'][-1]:.3f}" for r in trained)
         name, _, options = optimizer.partition(":lr=")
         late = f"{trained[0]['mean_staleness']:.2f}" if trained else ""
+        time = f"{statistics.mean(r['time'][-1] for r in trained):,.0f}" if trained else ""
         lines.append(
             f"| {model} | {name}, {options.partition(',')[0]} | `{method}` "
             f"| {percent([accuracy(r) for r in own])} | {percent([best(r) for r in own])} "
-            f"| {loss} | {late} |"
+            f"| {loss} | {late} | {time} |"
         )
     return "\n".join(lines)
 

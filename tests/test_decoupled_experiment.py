@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import gruppetto as gp
-from test_experiments import load
+from test_experiments import EXPERIMENTS, load
 from test_paper_experiments import pictures
 
 
@@ -75,10 +75,20 @@ def test_the_table(decoupled: ModuleType, tmp_path: Path) -> None:
     load("resumable").save(rows, tmp_path / "rows.json")
     table = decoupled.tables(json.loads((tmp_path / "rows.json").read_text()))
     assert (
-        "| `ddg:modules=2` | 75.0 (70.0, 80.0) | 75.0 (70.0, 80.0) | 0.500, 0.500 | 0.50 |" in table
+        "| `ddg:modules=2` | 75.0 (70.0, 80.0) | 75.0 (70.0, 80.0) | 0.500, 0.500 | 0.50 | 2 |"
+        in table
     )
     assert "| `ddg:modules=4` | 45.0 (10.0, 80.0) |" in table  # one of two seeds diverged
     assert "| resnet20 | sgd, 0.1 | `ddg:modules=4,stash=none` | 75.0 (70.0, 80.0) |" in table
     decoupled.draw(rows, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").stat().st_size > 10_000
     assert "| resnet8 | adam, 0.001 | `bp:modules=2` | 70.0 (70.0) |" in table
+
+
+def test_the_document_shows_what_was_measured(decoupled: ModuleType) -> None:
+    rows = load("resumable").read(EXPERIMENTS / "decoupled_cifar10.json")
+    assert {decoupled.name_of(row) for row in rows} == {
+        decoupled.name_of(run) for run in decoupled.planned()
+    }
+    text = (EXPERIMENTS.parent / "docs" / "decoupled.md").read_text(encoding="utf-8")
+    assert decoupled.tables(rows) in text
