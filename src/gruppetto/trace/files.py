@@ -136,19 +136,22 @@ def _rows(path: Path) -> Iterator[Row]:
         yield row
 
 
-def follow_rows(folder: Path, up_to: int | None = None) -> Iterator[Row]:
+def follow_rows(folder: str | Path, up_to: int | None = None) -> Iterator[Row]:
     """Every row that holds, over all segments, in order; what a resume made void is left out.
 
     Void are the rows after the one a later segment continues from, but for evaluations of older
     versions: where they are made while the run goes on, or after it has stopped, they come late.
 
     Args:
-        folder: the trace folder.
+        folder: of the run, or the trace folder in it.
         up_to: leave out what follows after this event row and its derived rows, too.
 
     Raises:
         TraceError: no segment there, or one that cannot be read.
     """
+    folder = Path(folder)
+    if (folder / "trace").is_dir():
+        folder = folder / "trace"
     files = segment_files(folder)
     if not files:
         raise TraceError(f"{folder} holds no trace; expected 000.jsonl in it")
@@ -183,16 +186,10 @@ def follow_rows(folder: Path, up_to: int | None = None) -> Iterator[Row]:
 def read_trace(folder: str | Path, up_to: int | None = None) -> Trace:
     """Read a trace; see :func:`follow_rows`.
 
-    Args:
-        folder: of the run, or the trace folder in it.
-        up_to: leave out what follows after this event row and its derived rows, too.
-
     Raises:
         TraceError: no trace there, or one damaged before its last row.
     """
-    trace, folder = Trace(), Path(folder)
-    if (folder / "trace").is_dir():
-        folder = folder / "trace"
+    trace = Trace()
     for row in follow_rows(folder, up_to):
         trace.add(row)
     return trace
