@@ -18,7 +18,7 @@ error against virtual time; the whole network's forward pass takes 1, its backwa
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +26,9 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from resumable import ENDS, how_it_ended, is_begun, parse, percent, run_planned
+from resumable import parse, percent, run_planned, trained
 
 import gruppetto as gp
-from gruppetto.trace import read_trace
 
 HERE = Path(__file__).parent
 EPOCHS = 8
@@ -80,36 +79,30 @@ def name_of(run: dict[str, Any]) -> str:
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
     schedule = gp.schedule(cosine, every="epoch")
-    with contextlib.suppress(gp.Diverged):  # its trace says so
-        if not is_begun(folder):
-            gp.train(
-                "cifar10",
-                data=data,
-                engine="virtual",
-                batch_size=BATCH_SIZE,
-                epochs=EPOCHS,
-                schedule=schedule,
-                out=folder,
-                progress=False,
-                **run,
-            )
-        elif how_it_ended(read_trace(folder)) not in ENDS:  # it did where only its row is missing
-            gp.resume(folder, schedule=schedule, progress=False)
-    trace = read_trace(folder)
-    ended = how_it_ended(trace)
-    if ended not in ENDS:  # interrupted: ends well, and is not what was asked for
-        raise KeyboardInterrupt
-    assert trace.end is not None
-    has_diverged = ended == "diverged"
+    begin = functools.partial(
+        gp.train,
+        "cifar10",
+        data=data,
+        engine="virtual",
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        schedule=schedule,
+        out=folder,
+        progress=False,
+        **run,
+    )
+    go_on = functools.partial(gp.resume, folder, schedule=schedule, progress=False)
+    trace, result = trained(folder, begin, go_on)
+    has_diverged = result["stopped_by"] == "diverged"
     evaluations = [] if has_diverged else trace.evaluations
     return {
         **run,
-        "diverged_at": trace.end.result["epochs"] if has_diverged else None,
+        "diverged_at": result["epochs"] if has_diverged else None,
         "time": [each.time for each in evaluations],
         "accuracy": [each.metrics["accuracy"] for each in evaluations],
         "train_loss": [each.train_loss for each in evaluations],
-        "mean_staleness": trace.end.result["mean_staleness"],
-        "begins": trace.end.result["begins"],
+        "mean_staleness": result["mean_staleness"],
+        "begins": result["begins"],
     }
 
 

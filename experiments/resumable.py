@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -17,17 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gruppetto.trace import Trace
+import gruppetto as gp
+from gruppetto.trace import Trace, read_trace
 
 Row = dict[str, Any]
-
-#: How a run ends that is not to be gone on with.
-ENDS = ("epochs", "diverged")
-
-
-def how_it_ended(trace: Trace) -> str | None:
-    """``stopped_by`` of a run; None where it has not ended."""
-    return None if trace.end is None else str(trace.end.result["stopped_by"])
 
 
 def parse(text: str, out: Path, given: list[str] | None, needs: str = "") -> argparse.Namespace:
@@ -65,12 +59,42 @@ def save(rows: Iterable[Row], path: Path) -> None:
     beside.replace(path)
 
 
-def is_begun(folder: Path) -> bool:
-    """Whether there is a run to go on with; one that was killed too early for that is removed."""
-    found = any(folder.glob("checkpoint-*"))
-    if not found and folder.exists():
-        shutil.rmtree(folder)
-    return found
+def trained(
+    folder: Path, begin: Callable[[], object], go_on: Callable[[], object], ends: Iterable[str] = ()
+) -> tuple[Trace, Row]:
+    """Trace and summary of a run that came to its end, however often it was stopped or killed.
+
+    Args:
+        folder: of the run.
+        begin: trains it from its beginning.
+        go_on: resumes it.
+        ends: ``stopped_by`` of a run that may end there, though it could be gone on with; besides
+            all epochs, and divergence.
+
+    Raises:
+        KeyboardInterrupt: it was stopped otherwise, which ends well and is not what was asked for.
+    """
+    final = ("epochs", "diverged")
+
+    def ended() -> tuple[Trace, Row]:
+        trace = read_trace(folder)
+        return trace, {"stopped_by": None} if trace.end is None else trace.end.result
+
+    if any(folder.glob("checkpoint-*")):
+        trace, result = ended()
+        if result["stopped_by"] in final:  # only its row is missing
+            return trace, result
+        work = go_on
+    else:
+        if folder.exists():  # killed too early to be gone on with
+            shutil.rmtree(folder)
+        work = begin
+    with contextlib.suppress(gp.Diverged):  # its trace says so
+        work()
+    trace, result = ended()
+    if result["stopped_by"] not in (*final, *ends):
+        raise KeyboardInterrupt
+    return trace, result
 
 
 def as_they_end(

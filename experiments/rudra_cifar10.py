@@ -18,7 +18,7 @@ that diverges counts as chance, 10 %; one that has stood at chance for three epo
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import statistics
 from collections import Counter
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from resumable import ENDS, how_it_ended, is_begun, parse, percent, run_planned
+from resumable import parse, percent, run_planned, trained
 
 import gruppetto as gp
 from gruppetto.theory import largest_stable_rate
-from gruppetto.trace import EvaluationRow, Row, read_trace
+from gruppetto.trace import EvaluationRow, Row
 
 HERE = Path(__file__).parent
 EPOCHS = 8
@@ -101,28 +101,23 @@ class StuckAtChance:
 
 def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
     """One run to its end, from its beginning or from where it was stopped; what is kept of it."""
-    with contextlib.suppress(gp.Diverged):  # its trace says so
-        if not is_begun(folder):
-            gp.train(
-                "cifar10",
-                model="rudra",
-                data=data,
-                engine="virtual",
-                delay=DELAY,
-                epochs=EPOCHS,
-                out=folder,
-                progress=False,
-                on_event=StuckAtChance(),
-                **{"optimizer": OPTIMIZER, **run},
-            )
-        elif how_it_ended(read_trace(folder)) not in ENDS:  # it did where only its row is missing
-            gp.resume(folder, progress=False, on_event=StuckAtChance())
-    trace = read_trace(folder)
-    if how_it_ended(trace) == "interrupted":  # ends well, and is not what was asked for
-        raise KeyboardInterrupt
-    assert trace.end is not None
-    if how_it_ended(trace) == "diverged":
-        epochs = trace.end.result["epochs"]
+    begin = functools.partial(
+        gp.train,
+        "cifar10",
+        model="rudra",
+        data=data,
+        engine="virtual",
+        delay=DELAY,
+        epochs=EPOCHS,
+        out=folder,
+        progress=False,
+        on_event=StuckAtChance(),
+        **{"optimizer": OPTIMIZER, **run},
+    )
+    go_on = functools.partial(gp.resume, folder, progress=False, on_event=StuckAtChance())
+    trace, result = trained(folder, begin, go_on, ends=["callback"])
+    if result["stopped_by"] == "diverged":
+        epochs = result["epochs"]
         return {**run, "diverged_at": epochs, "accuracy": [], "staleness": {}}
     return {
         **run,
@@ -131,8 +126,8 @@ def train(run: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
         "staleness": dict(
             sorted(Counter(s for row in trace.updates for s in row.staleness).items())
         ),
-        "time": trace.end.result["time"],
-        "updates": trace.end.result["updates"],
+        "time": result["time"],
+        "updates": result["updates"],
     }
 
 
